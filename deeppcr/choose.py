@@ -1,9 +1,10 @@
 """The rule behind "auto": which method computes the states, and which adjoint the derivatives.
 
 - What cannot be solved in parallel is `jax.lax.scan`.
-- On a CPU: the loop, and backpropagation; of a step with wide products, jax's own derivative, which
-  does not evaluate them again, and of a few layers, because it compiles faster. Nothing parallel has been faster there: on 120 chains of six kinds
-  this pair is within 6 % of the best candidate, in the mean (jax 0.10.2, 2 cores).
+- On a CPU: the loop, and backpropagation. The derivative is jax's own for a step with wide
+  products, which backpropagation evaluates once more, and for a few layers, which then compile
+  faster. Nothing parallel has been faster there: on 120 chains of six kinds this choice is within
+  7 % of the best candidate, in the mean (jax 0.10.2, 2 cores).
 - On an accelerator: the least of three times, in seconds. A loop launches some kernels in each
   step. One kernel runs all steps, and takes as long as its instructions. Newton's method takes some
   iterations, each a few launches for each of the log2 L rounds of its solver, and the traffic of
