@@ -17,7 +17,6 @@ NeurIPS 2023.
 """
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar, Self
@@ -83,20 +82,7 @@ def _distances(length: int) -> Iterator[int]:
         distance *= 2
 
 
-class Equations(ABC):
-    """All equations ``y_l = A_l y_{l-d} + b_l``."""
-
-    @abstractmethod
-    def reduce(self, along: Along, distance: int) -> Self:
-        """The equations of twice the ``distance``, from those of ``distance``."""
-
-    @property
-    @abstractmethod
-    def offsets(self) -> Array:
-        """The ``b_l``."""
-
-
-def _equations(blocks: Blocks, b: Array, along: Along) -> Equations:
+def _equations(blocks: Blocks, b: Array, along: Along) -> "Pairs | Augmented":
     """The recurrence itself, of distance 1. The first block is ignored."""
     if isinstance(blocks, StructOfArrays):
         augmented = jnp.concatenate([along.clear_first(blocks.matrix), b], axis=1)
@@ -104,35 +90,32 @@ def _equations(blocks: Blocks, b: Array, along: Along) -> Equations:
     return Pairs(along.last(blocks, along.length(b) - 1), b)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["blocks", "b"], meta_fields=[])
+@partial(jax.tree_util.register_dataclass, data_fields=["blocks", "offsets"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
-class Pairs(Equations):
+class Pairs:
     """The blocks of the equations that are not finished, and the offsets of all equations."""
 
     blocks: Blocks | None
-    b: Array
-
-    @property
-    def offsets(self) -> Array:
-        return self.b
+    offsets: Array
 
     def reduce(self, along: Along, distance: int) -> Self:
+        """The equations of twice the ``distance``, from those of ``distance``."""
         assert self.blocks is not None
-        unfinished = along.length(self.b) - distance
-        update = self.blocks.apply(along.first(self.b, unfinished))
-        b = along.join(along.first(self.b, distance), along.last(self.b, unfinished) + update)
+        b, unfinished = self.offsets, along.length(self.offsets) - distance
+        update = self.blocks.apply(along.first(b, unfinished))
+        b = along.join(along.first(b, distance), along.last(b, unfinished) + update)
         remaining = unfinished - distance
         blocks = None
         if remaining > 0:
             earlier = along.first(self.blocks, remaining)
             blocks = along.last(self.blocks, remaining).compose(earlier)
         # Without the barrier XLA forms, and keeps, the blocks of all rounds before the first b.
-        return lax.optimization_barrier(dataclasses.replace(self, blocks=blocks, b=b))
+        return lax.optimization_barrier(dataclasses.replace(self, blocks=blocks, offsets=b))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["augmented"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
-class Augmented(Equations):
+class Augmented:
     """Small blocks and offsets as one array ``[A b]: [w, w + 1, chain, batch]``.
 
     The blocks of finished equations are zero, and zeros are shifted in from beyond the start. So
@@ -145,6 +128,7 @@ class Augmented(Equations):
 
     @property
     def offsets(self) -> Array:
+        """The ``b_l``."""
         return self.augmented[:, -1:]
 
     @property
@@ -153,6 +137,7 @@ class Augmented(Equations):
         return StructOfArrays(self.augmented[:, :-1])
 
     def reduce(self, along: Along, distance: int) -> Self:
+        """As of `Pairs`."""
         earlier = along.shift(self.augmented, distance)
         is_last_round = 2 * distance >= along.length(self.augmented)
         if is_last_round and not self.keeps_blocks:

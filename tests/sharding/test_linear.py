@@ -9,7 +9,6 @@ import pytest
 
 import deeppcr
 from deeppcr import Sharded
-from deeppcr.linear import Diagonals, Recurrence
 from tests.linear.loop import KINDS, loop, loop_transposed, problem, scan
 from tests.problems import assert_agree, normal
 from tests.sharding.meshes import SIMULATED, lies_along, mesh, put, run, wait
@@ -81,15 +80,6 @@ def test_what_is_not_finite_harms_no_earlier_step():
     found = run(solve, blocks.matrix.at[9, 0, 0].set(jnp.inf), b.at[12].set(jnp.nan))
     close(found[:9], loop(blocks, b)[:9])
     assert not np.isfinite(found[9:]).all(axis=1).any()
-
-
-def test_bfloat16_is_solved_in_float32():
-    blocks, b = problem("matrices", 13, (), 3)
-    A, b = blocks.matrix.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
-    found = run(solve, A, b)
-    assert found.dtype == jnp.bfloat16
-    exact = loop(A.astype(jnp.float64), b.astype(jnp.float64))
-    np.testing.assert_allclose(found.astype(jnp.float64), exact, rtol=2.0**-8, atol=1e-6)
 
 
 def test_derivatives_of_the_first_and_the_second_order():
@@ -189,22 +179,6 @@ def test_products_that_overflow_in_one_example():
     found = run(jax.vmap(SHARDED.solve), *stacked)
     close(found[0], loop(well, b))
     np.testing.assert_allclose(found[1], loop(ill, b_ill), rtol=1e-10)
-
-
-def test_what_overflows_step_by_step_is_not_finite_in_the_same_entries():
-    blocks, b = problem("diagonals", 24, (2,), 3)
-    blocks = Diagonals((blocks.diagonal * 1e130).at[13].set(0))
-    found = run(
-        lambda blocks, b: (SHARDED.solve(blocks, b), SHARDED.solve_transposed(blocks, b)), blocks, b
-    )
-    right = run(
-        lambda blocks, b: (Recurrence().solve(blocks, b), Recurrence().solve_transposed(blocks, b)),
-        blocks,
-        b,
-    )
-    for one, other in zip(found, right, strict=True):
-        assert not np.isfinite(other).all()
-        np.testing.assert_array_equal(one, other)
 
 
 def test_derivatives_of_a_chain_whose_products_overflow():

@@ -141,15 +141,6 @@ def test_return_has_the_converged_prefix():
     assert_agree(found.trajectory[:prefix], run(states, chain, z0)[1][:prefix], 1e-8)
 
 
-def test_raise_says_what_happened():
-    newton = Newton(on_failure="raise", max_iterations=5)
-    chain = Chain(CHAOS.step, length=91)
-    with pytest.raises(deeppcr.NotConverged, match=r"\d+ of 91 states after 5 iterations"):
-        deeppcr.solve(placed(chain), jnp.array(0.4), method=newton)
-    with pytest.raises(ValueError, match=r'on_failure is "raise".*"return"'):
-        solve(placed(chain), jnp.array(0.4), newton)
-
-
 def test_a_window_shorter_than_a_shard_is_an_error():
     with pytest.raises(ValueError, match=r"window is 1,.*over 4 devices.*expected None, or 2 or"):
         deeppcr.solve(placed(CHAIN), Z0, method=Newton(window=1))
@@ -165,22 +156,3 @@ def test_what_is_not_a_number_comes_out_as_from_the_sequential_program():
     assert np.isnan(expected[index:]).all(axis=1)[1:].all()
     np.testing.assert_array_equal(np.isnan(found.trajectory), np.isnan(expected))
     assert_agree(found.trajectory[:index], expected[:index])
-
-
-def test_bfloat16_iterates_in_float32():
-    dtype = jnp.bfloat16
-    chain = Chain(lambda z, x: jnp.tanh(WEIGHT.astype(dtype) @ z + x), XS.astype(dtype))
-    found, here = (solve(c, Z0.astype(dtype), Newton()) for c in (placed(chain), chain))
-    assert found.result == here.result == Result.CONVERGED
-    assert abs(int(found.stats.iterations) - int(here.stats.iterations)) <= 1
-    assert_agree(found.trajectory, here.trajectory, 2 * float(jnp.finfo(dtype).eps))
-
-
-def test_a_pytree_of_states_and_no_inputs():
-    chain = Chain(
-        lambda z, _: {"a": jnp.tanh(z["a"] * z["b"][0]), "b": (jnp.sin(z["a"].sum() + z["b"][0]),)},
-        length=L,
-    )
-    z0 = {"a": normal(3, 2), "b": (jnp.array(0.3),)}
-    found = solve(placed(chain), z0, Newton())
-    assert_agree((found.value, found.trajectory), run(states, chain, z0))
