@@ -65,15 +65,8 @@ def reduction_work(equation: Any) -> int:
 
 def along(equation: Any) -> int:
     """The length of the axis that the primitive works along, by default the last."""
-    params = equation.params
-    axis = next(
-        (
-            params[name]
-            for name in ("axis", "dimension", "reduction_dimension", "operand_axis")
-            if name in params
-        ),
-        -1,
-    )
+    params, names = equation.params, ("axis", "dimension", "reduction_dimension", "operand_axis")
+    axis = next((params[name] for name in names if name in params), -1)
     extent = shape(equation.invars[0])
     return extent[axis] if extent else 1
 
@@ -154,14 +147,9 @@ def matrix_work(factor: int) -> Count:
 
 def _axes(equation: Any) -> Iterator[Any]:
     """What a collective reduces over: names of axes, and, inside a vmap, positions."""
-    names = next(
-        (
-            equation.params[name]
-            for name in ("axes", "axis_name", "axis_names")
-            if name in equation.params
-        ),
-        (),
-    )
+    params = equation.params
+    present = [name for name in ("axes", "axis_name", "axis_names") if name in params]
+    names = params[present[0]] if present else ()
     yield from names if isinstance(names, (tuple, list)) else (names,)
 
 

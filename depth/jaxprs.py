@@ -295,9 +295,8 @@ def _calls_for(equation: Any, wanted: Callable[[Any], bool]) -> bool:
 # -- source lines ---------------------------------------------------------------------------------
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
-_OURS = tuple(
-    os.path.join(os.path.dirname(__file__), name) for name in ("analysis.py", "__main__.py")
-)
+_HERE = os.path.dirname(__file__)
+_OURS = tuple(os.path.join(_HERE, name) for name in ("analysis.py", "reader.py", "__main__.py"))
 
 
 class Location(NamedTuple):

@@ -20,10 +20,7 @@ def chosen_device() -> jax.Device | str | None:
 
 
 def first_device(platform: str | None) -> jax.Device | None:
-    """The first device of a platform in this process, or jax's default device.
-
-    None if there is none.
-    """
+    """The first device of a platform in this process, or jax's default device, if there is one."""
     chosen = chosen_device() if platform is None else platform
     if chosen is not None and not isinstance(chosen, str):
         return chosen
@@ -52,10 +49,7 @@ def compiled_for(platform: str) -> Iterator[None]:
 
 
 def platforms() -> tuple[str, ...]:
-    """The platforms of this process, that of jax's default device first.
-
-    "cpu", "cuda", "rocm", "tpu" ..
-    """
+    """The platforms of this process, as "cpu" or "cuda", that of jax's default device first."""
     if (asked := _COMPILED_FOR.get()) is not None:
         return (asked,)
     chosen = chosen_device()
@@ -68,8 +62,5 @@ def platforms() -> tuple[str, ...]:
 
 
 def platform() -> str:
-    """The platform for programs that do not depend on it.
-
-    The first of `platforms`.
-    """
+    """The first of `platforms`, for programs that do not depend on it."""
     return platforms()[0]

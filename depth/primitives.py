@@ -307,10 +307,6 @@ opaque(
     lambda equation: ceil_log2(counts.matrix(equation)),
     counts.matrix_work(9),
 )
-opaque(
-    "call_hi_primitive call_hi_primitive_linearized",
-    "a primitive of hijax, whose program is not visible; counted as one operation",
-)
 opaque("select_and_scatter", "a reduction over windows by programs; counted as one operation")
 opaque("random_gamma", "rejection sampling: draws as often as it must; counted once")
 opaque(
@@ -361,7 +357,13 @@ holder(
 )
 holder("scan while", "loop")
 holder("cond", "branch")
-holder("custom_linear_solve pallas_call reduce reduce_window shard_map", "program")
+holder(
+    """
+    call_hi_primitive call_hi_primitive_linearized custom_linear_solve pallas_call reduce
+    reduce_window shard_map
+    """,
+    "program",
+)
 holder(
     """
     accum_grad_in_ref addupdate box_get box_set core_map empty_ref freeze get get_mutable

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import jax
+
 from depth import counts
 from depth.counts import ceil_log2, elements, size, traffic
 from depth.graph import START, Block, Branches, Call, Node, Scan, Totals, Transfer, While
@@ -321,6 +323,19 @@ def custom_linear_solve(reading: Reading, equation: Any) -> None:
     sources = [*range(first, first + lengths.solve), *range(sum(lengths), len(equation.invars))]
     block = reading.inner(equation, jaxprs.solve)
     reading.enter(equation, Call(block, len(equation.invars), sources, range(len(block.outputs))))
+
+
+@enters("call_hi_primitive", "call_hi_primitive_linearized")
+def call_hi_primitive(reading: Reading, equation: Any) -> None:
+    """A primitive that expands to a program, as `jax.lax.custom_root` since jax 0.12."""
+    known, avals = equation.params.get("_prim"), [atom.aval for atom in equation.invars]
+    try:
+        jaxpr = jax.make_jaxpr(
+            lambda *flat: known.expand(*jax.tree.unflatten(known.in_tree, flat))
+        )(*avals)
+    except Exception as error:  # whatever a foreign `expand` raises, the answer is a lower bound
+        return reading.opaque(equation, f"it could not be expanded ({type(error).__name__})")
+    reading.call(equation, reading.inner(equation, jaxpr, reading.integers(equation)))
 
 
 # -- branches and loops ---------------------------------------------------------------------------
