@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from deeppcr.adjoint import Adjoint
-from deeppcr.avals import of_step
 from deeppcr.choose import MethodOption, find_adjoint, find_method
 from deeppcr.linear import LinearSolver
 from deeppcr.nn.over_time import axes_of, batch_axes, options_of, recur
@@ -117,16 +116,16 @@ class RNN(nnx.RNN):
                 carry, y = cell(carry, x)
                 return (_split(cell, same)[2], carry), y
 
-            axes = batch_axes(carry, batch)
-            if axes and _moves(step, state, carry, jnp.moveaxis(jnp.asarray(inputs), axis, 0)):
-                axes = 0
+            # Other variables than parameters may be means over the batch, which couple its entries.
+            others = jax.tree.leaves(nnx.filter_state(state, nnx.Not(nnx.Param)))
+            couples = any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in others)
             after, last, outputs = recur(
                 *(step, state, carry, inputs, axis, batch, seq_lengths),
                 *(return_carry, reverse, keep_order),
                 unroll=self.unroll,
                 method=self.method,
                 adjoint=self.adjoint,
-                batch_ndim=axes,
+                batch_ndim=0 if couples else batch_axes(carry, batch),
             )
             nnx.update(cell, after)
             return last, outputs
@@ -139,24 +138,3 @@ def _split(cell: Any, same: Any) -> tuple[Any, Any, Any]:
     """The graph of a cell, its random streams that are the ``same`` at all times, and the rest."""
     graph, fixed, *rest = nnx.split(cell, same, ...)
     return graph, fixed, rest[0]
-
-
-def _moves(step: Any, state: Any, carry: Any, xs: Any) -> bool:
-    """Whether a floating variable of the cell changes, such as a running mean over the batch."""
-    found = False
-
-    def probe(state: Any, carry: Any, x: Any) -> None:
-        nonlocal found
-        before = jax.tree.leaves(state)  # the step changes the variables themselves
-        (after, _), _ = step((state, carry), x)
-        leaves = zip(before, jax.tree.leaves(after), strict=True)
-        found = any(a is not b and jnp.issubdtype(a.dtype, jnp.inexact) for a, b in leaves)
-
-    if any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(_unusual(state))):
-        jax.eval_shape(probe, state, carry, of_step(xs))
-    return found
-
-
-def _unusual(state: Any) -> Any:
-    """The variables that are no parameters."""
-    return nnx.filter_state(state, nnx.Not(nnx.Param))
