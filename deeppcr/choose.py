@@ -234,7 +234,7 @@ def kernel_seconds(chain: TracedChain, platform: str) -> float | None:
     """Of the loop in one kernel, each thread running one chain of the batch; None without one."""
     with compiled_for(platform):
         step = kernel_of(chain)
-    return step and chain.length * (STEP + INSTRUCTION * step.instructions)
+    return chain.length * (STEP + INSTRUCTION * step.instructions) if step else None
 
 
 def solve_seconds(chain: TracedChain) -> float:
