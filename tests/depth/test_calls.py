@@ -327,3 +327,9 @@ def test_a_program_for_every_platform_counts_as_the_one_that_runs_here():
         depth.analyze(lambda x: lax.platform_dependent(x, default=doubled, cuda=cumsum), x).work
         == 100
     )
+
+
+def test_the_work_of_every_device_counts():
+    program = on_devices(jnp.sin, P("i"), P("i"), i=8)
+    assert depth.analyze(program, f(8, 4)).work == 8 * 4
+    assert depth.analyze(on_devices(jnp.sin, P(), P(), i=8), f(8, 4)).work == 8 * 8 * 4

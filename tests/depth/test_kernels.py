@@ -353,3 +353,13 @@ def test_a_tree_is_as_many_kernels_as_levels(length):
     levels = 2 * (length.bit_length() - 1)  # up and down again
     assert levels <= sum(count for _, count in got.kernels) <= 3 * levels
     assert got.parts == ()
+
+
+def test_a_step_keeps_arrays_that_it_also_uses():
+    def step(x, y):
+        z = jnp.sin(x + y)
+        return z, (z, y * 2)
+
+    loop = program(lambda x, y: lax.scan(step, x, y), X, f(9, 8)).parts[0][0]
+    assert loop.body.stacks == (32,)  # the state, and not what is only kept
+    assert loop.body.slices == 3 * 32
