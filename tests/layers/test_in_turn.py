@@ -170,6 +170,38 @@ def an_attribute_of_a_function():
     return [layer] * 4, lambda: layer.calls
 
 
+def counts_itself(x):
+    counts_itself.calls += 1
+    return x * counts_itself.calls
+
+
+@odd
+def an_attribute_of_a_global_function():
+    counts_itself.calls = 0
+    return [counts_itself] * 4, lambda: counts_itself.calls
+
+
+def counter():
+    count = 0
+
+    def add():
+        nonlocal count
+        count += 1
+        return count
+
+    return add
+
+
+COUNTER = counter()
+
+
+@odd
+def a_nonlocal_of_a_global_function():
+    global COUNTER
+    COUNTER = counter()
+    return [lambda x: x * COUNTER()] * 4, lambda: COUNTER()
+
+
 @odd
 def weights_changed_in_place():
     weight = np.eye(3) + 0.1
