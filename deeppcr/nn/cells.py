@@ -19,6 +19,7 @@ class Cell(nnx.RNNCellBase):
     num_feature_axes = 1
     parts: int  # what the units read of the inputs
     weights = 0  # of a unit for itself, in ``recurrent``
+    peepholes = 0  # the same for its cell, in ``peephole``
     states = 1  # arrays in the carry
 
     def __init__(
@@ -34,6 +35,8 @@ class Cell(nnx.RNNCellBase):
         self.dense_i = nnx.Linear(in_features, size, param_dtype=param_dtype, rngs=rngs)
         if self.weights:
             self.recurrent = self.uniform(self.weights, rngs)
+        if self.peepholes:
+            self.peephole = self.uniform(self.peepholes, rngs)
 
     def uniform(self, rows: int, rngs: nnx.Rngs) -> nnx.Param:
         """``[rows, units]``: one weight of a unit for itself in each row, within +-1."""
@@ -134,11 +137,7 @@ class ParaLSTM(Cell):
     """
 
     parts = weights = 3
-    states = 2
-
-    def __init__(self, in_features: int, hidden_features: int, **options: Any) -> None:
-        super().__init__(in_features, hidden_features, **options)
-        self.peephole = self.uniform(2, options["rngs"])
+    peepholes = states = 2
 
     def __call__(
         self, carry: tuple[Array, Array], inputs: Array
