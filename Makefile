@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
-	@$(PY) -m experiments digits
+	@$(PY) -m experiments resnet --quick --parts training --steps 1000
 
 test: $(STAMP)
 	@$(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal --quiet

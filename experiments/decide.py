@@ -64,6 +64,7 @@ CANDIDATES: Mapping[str, Mapping[str, Setting]] = {
 }
 BLOCKS = ("newton", "sequential / sequential", "sequential / pcr", "newton / pcr")  # have Jacobians
 LEAST: Any = {"most": 100, "slow": 5.0}  # for minima: many calls of fast programs, two of slow ones
+OVER = ("speedup", "over best loop")  # lax.scan, and the best loop
 TAKES = "15 min"
 LAST = {
     "speedup": "jax.lax.scan / chosen program, measured",
@@ -76,20 +77,6 @@ LAST = {
     "log2": "log2(predicted time / measured time)",
     "error": "largest difference from lax.scan, relative to the largest entry",
     "note": "what is wrong",
-}
-SUMMARY = {
-    "direction": LABELS["direction"],
-    "kind": LABELS["kind"],
-    "chains": "number of chains",
-    "median %": "median of the regret, in percent",
-    "90th %": "90th percentile of the regret",
-    "worst %": "largest regret",
-    "worst at": "the chain that has it",
-    "noise, median %": "difference between two measurements of jax.lax.scan, in percent",
-    "speedup over lax.scan": "geometric mean of the chosen program's speedup over jax.lax.scan",
-    "least": "least speedup",
-    "over best loop": LAST["over best loop"],
-    "planning %": "time of deeppcr.plan / time to compile, in percent",
 }
 TABLES = {
     "regret": {
@@ -118,7 +105,6 @@ TABLES = {
         "error, lax.scan": "difference from lax.scan; two sequential programs differ as much",
         **LAST,
     },
-    "regret by kind": SUMMARY,
 }
 
 
@@ -299,48 +285,26 @@ def giving_up(hard: Callable[[], Any], device: depth.Device, effort: Effort) -> 
         yield found | {key: row[key] for key in row if key not in ("program", "baseline")}
 
 
-# -- summaries
-
-
-def by_kind(rows: Sequence[Row]) -> Iterator[Row]:
-    """Regret by direction and kind of chain."""
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """The regret, and what was chosen where something else was the fastest."""
     for direction in DIRECTIONS:
-        there = [row for row in rows if row["direction"] == direction and "regret %" in row]
-        for kind in [*dict.fromkeys(row["kind"] for row in there), "all"] if there else ():
-            found = [row for row in there if kind in (row["kind"], "all")]
-            regrets, speedups = ([row[key] for row in found] for key in ("regret %", "speedup"))
-            worst = max(found, key=lambda row: float(row["regret %"]))
-            yield {
-                "direction": direction,
-                "kind": kind,
-                "chains": len(found),
-                "median %": statistics.median(regrets),
-                "90th %": percentile(regrets, 0.9),
-                "worst %": max(regrets),
-                "worst at": f"w={worst['w']} L={worst['L']} batch={worst['batch']}",
-                "noise, median %": statistics.median(row["noise %"] for row in found),
-                "speedup over lax.scan": statistics.geometric_mean(speedups),
-                "least": min(speedups),
-                "over best loop": statistics.geometric_mean(row["over best loop"] for row in found),
-                "planning %": statistics.median(row["planning %"] for row in found),
-            }
-
-
-def summary(rows: Sequence[Row]) -> Iterator[str | list[Row]]:
-    """The regret by kind of chain, and what was chosen where something else was the fastest."""
-    regrets = [row for row in rows if row["part"] == "regret" and "regret %" in row]
-    yield command.part("regret by kind", by_kind(regrets))
-    for direction in DIRECTIONS:
-        there = [row for row in regrets if row["direction"] == direction]
-        pairs = Counter((row["chosen"], row["fastest"]) for row in there)
+        mine = [row for row in rows if row.get("direction") == direction and "regret %" in row]
+        if not mine:
+            continue
+        regrets = [row["regret %"] for row in mine]
+        over = [statistics.geometric_mean(row[key] for row in mine) for key in OVER]
+        yield (
+            f"{direction}: regret of {len(mine)} chains: median {statistics.median(regrets):.1f}, "
+            f"90th percentile {percentile(regrets, 0.9):.1f}, worst {max(regrets):.1f} %; "
+            f"{over[0]:.2f}x lax.scan, {over[1]:.2f}x the best loop (geometric means)"
+        )
+        pairs = Counter((row["chosen"], row["fastest"]) for row in mine)
         fastest = sorted({name for _, name in pairs})
         table = [
             {"chosen": name} | {other: pairs.get((name, other), 0) for other in fastest}
             for name in sorted({name for name, _ in pairs})
         ]
-        if table:
-            said = f"{direction}: number of chains by chosen (rows) and fastest (columns)"
-            yield f"{said}\n{show(table)}"
+        yield f"number of chains by chosen (rows) and fastest (columns)\n{show(table)}"
 
 
 # -- pictures

@@ -1,7 +1,7 @@
 """What an experiment is doing, on stderr: "case 3 of 8, compiling newton / blocks, 2:10 left".
 
-A terminal shows one line, rewritten twice a second; a log gets a plain line every half a minute.
-The first line comes after three seconds. Only `Progress.print` writes to stdout.
+A terminal shows one line, rewritten at every step; a log gets a plain line every half a minute.
+Only `Progress.print` writes to stdout.
 """
 
 import contextlib
@@ -9,13 +9,11 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-PATIENCE = 3.0  # seconds before the first line
-TERMINAL, LOG = 0.5, 30.0  # seconds between lines
+OFTEN, LOG = 0.5, 30.0  # seconds between the steps of a loop that are shown; lines of a log
 ERASE = "\r\x1b[K"
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
 
@@ -27,8 +25,8 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         self._stream: TextIO | None = None  # while it is shown
+        self._due = 0.0  # when a log gets its next line
         self._is_written = False  # whether the terminal's last line is ours
         self._is_interrupted = False
         self.reset("importing jax")
@@ -61,13 +59,17 @@ class Progress:
         self._doing = doing
         if done is not None:
             self._done = done
+        self._show()
         if self._is_interrupted:
             raise KeyboardInterrupt
 
     def steps(self, doing: str, items: Any, total: int) -> Iterator[Any]:
         """The items of a loop that is all of a case, counted in its line."""
+        said = -OFTEN
         for number, item in enumerate(items):
-            self.say(f"{doing}, step {number + 1} of {total}", number / total)
+            if (now := time.monotonic()) >= said + OFTEN or self._is_interrupted:
+                said = now
+                self.say(f"{doing}, step {number + 1} of {total}", number / total)
             yield item
 
     def line(self) -> str:
@@ -78,21 +80,17 @@ class Progress:
 
     def print(self, text: str) -> None:
         """Print to stdout, out of the way of the line on the terminal."""
-        with self._lock:
-            self._erase()
-            print(text, flush=True)
+        self._erase()
+        print(text, flush=True)
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Show it on stderr while the block runs."""
-        ended, self._stream = threading.Event(), sys.stderr
-        thread = threading.Thread(target=self._repeat, args=(ended,), daemon=True)
-        thread.start()
+        self._stream, self._due = sys.stderr, time.monotonic() + LOG
+        self._show()
         try:
             yield
         finally:
-            ended.set()
-            thread.join()
             self._erase()
             self._stream = None
 
@@ -120,30 +118,20 @@ class Progress:
             signal.signal(signal.SIGINT, before)
             sys.unraisablehook, self._is_interrupted = hook, False
 
-    def _repeat(self, ended: threading.Event) -> None:
-        pause = PATIENCE
-        while not ended.wait(pause):
-            pause = TERMINAL if self._is_terminal else LOG
-            with self._lock:
-                self._write()
-
-    @property
-    def _is_terminal(self) -> bool:
-        stream = self._stream
-        return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-
-    def _write(self) -> None:
+    def _show(self) -> None:
         if self._stream is None:
             return
-        self._is_written, line = self._is_terminal, self.line()
-        width = shutil.get_terminal_size().columns - 1
-        self._stream.write(ERASE + line[:width] if self._is_written else line + "\n")
-        self._stream.flush()
+        if self._stream.isatty() and os.environ.get("TERM") != "dumb":
+            self._is_written = True
+            width = shutil.get_terminal_size().columns - 1
+            print(ERASE + self.line()[:width], end="", flush=True, file=self._stream)
+        elif (now := time.monotonic()) >= self._due:
+            self._due = now + LOG
+            print(self.line(), flush=True, file=self._stream)
 
     def _erase(self) -> None:
         if self._is_written and self._stream is not None:
-            self._stream.write(ERASE)
-            self._stream.flush()
+            print(ERASE, end="", flush=True, file=self._stream)
         self._is_written = False
 
     def _left(self) -> float | None:

@@ -6,13 +6,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from deeppcr import Anderson, Newton, TrustRegion
 from experiments.bench.engine import distance
 from experiments.field.window import largest_entry, root_mean_square, sliding_picard
-from experiments.gradients import silero
-from experiments.models import cells, chains, published
+from experiments.models import chains, published
 
 UNIFIED = "unified"
 TOLERANCE = 1e-3  # of an error that nobody published
@@ -20,7 +18,6 @@ TOLERANCE = 1e-3  # of an error that nobody published
 NAMES = {"identity": "Picard", "zero": "Jacobi", "constant": "constant guess"}
 SHORT, LONG = 1024, 131_072
 SAMPLER_WINDOW = 80
-SOUND = 20.0  # seconds
 OWN_GOAL = "a goal of deeppcr's own: no such figure is published"
 BY_MEAN_SQUARE = "its tolerance is for a root mean square, ours for every entry"
 
@@ -99,7 +96,8 @@ def claims(quick: bool) -> Iterator[Claim]:
         options = {"linearize": "diagonal", "damping": TrustRegion()}
         yield Claim("MALA", "MCMC", "60", make, options, most=60, note=OWN_GOAL)
     yield from _sampling()
-    yield _speech(SOUND / 10 if quick else SOUND)
+    make = partial(chains.lstm_chain, 128, 62 if quick else 625, jax.random.key(0))
+    yield Claim("silero-sized LSTM", "silero", "converges", make)
 
 
 def _contracting(length: int) -> Iterator[Claim]:
@@ -151,20 +149,3 @@ def window_claims(quick: bool) -> Iterator[Claim]:
                 distance(found, expected),
                 note=note,
             )
-
-
-def _speech(seconds: float) -> Claim:
-    """The LSTM of silero-vad on synthetic speech; without its wheel, one of its size."""
-    arrays = silero.read_weights()
-    if arrays is None:
-        frames = int(seconds * silero.RATE) // silero.FRAME
-        make = partial(chains.lstm_chain, 128, frames, jax.random.key(0))
-        return Claim("silero-sized LSTM", "silero", "converges", make)
-
-    def trained() -> chains.Model:
-        inputs = silero.features(arrays, silero.make_sound(seconds))
-        zeros = jnp.zeros(128, jnp.float32)
-        weights = silero.lstm_weights(arrays)
-        return chains.Model(partial(cells.lstm, weights), inputs, (zeros, zeros))
-
-    return Claim("silero's LSTM", "silero", "converges", trained)

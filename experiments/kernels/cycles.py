@@ -18,9 +18,6 @@ _BRANCHES = re.compile(r" conditional\(.*?branch_computations=\{([^}]*)\}")
 _CALL = re.compile(r" call\(.*to_apply=%?([\w.\-]+)")
 _CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 _LESS = re.compile(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
-_LAID_OUT = re.compile(r" = \w+\[([\d,]+)\]\{([\d,]+):")
-
-LANES = 128  # of a vector register: neighbours along the innermost axis
 
 
 @dataclass(frozen=True)
@@ -49,16 +46,6 @@ class Program:
         loops = (loop for lines in self.computations.values() for loop in _loops(lines))
         bodies = (loop[2] for loop in loops if counts(scopes(loop.string)))
         return max((self._cycles(name, lambda _: 0, lambda _: False) for name in bodies), default=0)
-
-    def sparse(self, size: int) -> list[str]:
-        """Arrays of at least ``size`` entries in loops, with one entry in each row of lanes."""
-        bodies = {loop[2] for lines in self.computations.values() for loop in _loops(lines)}
-        return [
-            line
-            for name in bodies
-            for line in self.computations[name]
-            if (found := _LAID_OUT.search(line)) and _is_sparse(found[1], found[2], size)
-        ]
 
     def _cycles(
         self, name: str, trips: Callable[[str], int], without: Callable[[str], bool]
@@ -110,10 +97,3 @@ def read(text: str) -> Program:
 
 def _loops(lines: list[str]) -> list[re.Match[str]]:
     return [found for line in lines if (found := _LOOP.search(line))]
-
-
-def _is_sparse(shape: str, minor_to_major: str, size: int) -> bool:
-    """Whether an array fills one lane of `LANES`, although one of its axes would fill them."""
-    sizes = [int(number) for number in shape.split(",")]
-    innermost = sizes[int(minor_to_major.split(",")[0])]
-    return innermost == 1 and max(sizes) >= max(size, LANES)

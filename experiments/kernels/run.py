@@ -112,7 +112,9 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
             row = {**case.labels, "program": name + said, "sequential": name in case.baselines}
             row |= {"captured": bool(options)}
             row |= {} if iterations is None else {"iterations": iterations}
-            row |= target.count(lowered, options, partial(_trips, iterations))
+            compiled = target.compile(lowered, options)
+            with target.chosen():
+                row |= target.columns(compiled, partial(_trips, iterations))
             first = first or row
             row |= {f"fewer {key}": first[key] / row[key] for key in target.ratios}
             predicted = 1e3 * depth.predict(cost, device)

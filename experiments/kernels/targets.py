@@ -5,7 +5,6 @@ For a GPU, XLA needs only a description of it. For a TPU, the library of TPUs ha
 
 import os
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ class Unavailable(Exception):
 
 
 @dataclass(frozen=True)
-class Target(ABC):
+class Target:
     """A device to compile for.
 
     Attributes:
@@ -90,27 +89,16 @@ class Target(ABC):
         """Programs that are traced in here are those for this device."""
         return compiled_for(self.platform)
 
-    def count(
-        self, lowered: jax.stages.Lowered, options: Mapping[str, Any], trips: Callable[[str], int]
-    ) -> Row:
-        """The columns of a program that hold what is counted in it once it is compiled.
-
-        Args:
-            lowered: the program, from `lower`.
-            options: of the compiler.
-            trips: maps the name of a loop whose end depends on data to its number of trips.
-        """
-        compiled = self.compile(lowered, options)
-        with self.chosen():
-            return self.columns(compiled, trips)
-
-    @abstractmethod
     def compile(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> Any:
         """The compiled program, with these options of the compiler."""
+        raise NotImplementedError
 
-    @abstractmethod
     def columns(self, compiled: Any, trips: Callable[[str], int]) -> Row:
-        """See `count`."""
+        """The columns of a compiled program that hold what is counted in it.
+
+        ``trips`` maps the name of a loop whose end depends on data to its number of trips.
+        """
+        raise NotImplementedError
 
     def lower(self, f: Callable[..., Any], *arguments: Any) -> jax.stages.Lowered:
         """The program of ``f`` before it is compiled, for arguments of these shapes and dtypes."""
@@ -127,19 +115,15 @@ class Target(ABC):
             return jax.jit(program).lower(*jax.tree.map(shape, arguments))
 
 
-@dataclass(frozen=True)
 class Gpu(Target):
     """A GPU, of which nodes, launches and waits are counted."""
 
-    platform: ClassVar[str] = "cuda"
-    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "": {},
-        ", captured": deeppcr.compiler_options("cuda"),
-    }
-    ratios: ClassVar[tuple[str, ...]] = ("nodes", "launches")
+    platform = "cuda"
+    options: ClassVar = {"": {}, ", captured": deeppcr.compiler_options("cuda")}
+    ratios = ("nodes", "launches")
 
     def compile(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> Dump:
-        """The compiled program, with these options of the compiler."""
+        """See `Target`."""
         with tempfile.TemporaryDirectory() as folder:
             given: dict[str, Any] = {**options, "xla_dump_to": folder}
             try:
@@ -159,15 +143,14 @@ class Gpu(Target):
         return row | {"a trip": found.trip(_is_wanted)}
 
 
-@dataclass(frozen=True)
 class Tpu(Target):
     """A TPU, of which cycles are counted as the compiler estimates them."""
 
-    platform: ClassVar[str] = "tpu"
-    ratios: ClassVar[tuple[str, ...]] = ("cycles",)
+    platform = "tpu"
+    ratios = ("cycles",)
 
     def compile(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> cycles.Program:
-        """The compiled program, with these options of the compiler."""
+        """See `Target`."""
         return cycles.read(lowered.compile(compiler_options=dict(options)).as_text() or "")
 
     def columns(self, compiled: cycles.Program, trips: Callable[[str], int]) -> Row:
@@ -197,10 +180,17 @@ def target(name: str) -> Target:
     Raises:
         Unavailable: there is no such plugin or library.
     """
-    return _tpu(name) if name in TPUS else _gpu(name)
-
-
-def _gpu(name: str) -> Gpu:
+    if name in TPUS:
+        if jax.default_backend() != "tpu":
+            for variable, value in ON_NO_TPU.items():
+                os.environ.setdefault(variable, value)
+        try:
+            return Tpu(name, topologies.get_topology_desc(TPUS[name], "tpu").devices)
+        except RuntimeError as error:  # jax's own say what is wrong with the library
+            raise Unavailable(
+                f"jax has no library of TPUs here, which compiles for a {name}: {TPU_LIBRARY}. "
+                f"jax says: {error}"
+            ) from None
     try:
         found = topologies.get_topology_desc("", "cuda", target_config=GPUS[name], topology="1x1x1")
     except NotImplementedError:
@@ -209,17 +199,3 @@ def _gpu(name: str) -> Gpu:
             f"jax has no plugin for CUDA here, which compiles for an {name}: {how}"
         ) from None
     return Gpu(name, found.devices)
-
-
-def _tpu(name: str) -> Tpu:
-    if jax.default_backend() != "tpu":
-        for variable, value in ON_NO_TPU.items():
-            os.environ.setdefault(variable, value)
-    try:
-        found = topologies.get_topology_desc(TPUS[name], "tpu")
-    except RuntimeError as error:  # jax's own say what is wrong with the library
-        raise Unavailable(
-            f"jax has no library of TPUs here, which compiles for a {name}: {TPU_LIBRARY}. "
-            f"jax says: {error}"
-        ) from None
-    return Tpu(name, found.devices)

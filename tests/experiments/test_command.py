@@ -214,19 +214,19 @@ def test_alone_it_lists_every_experiment_with_its_question_and_its_duration() ->
 
 
 def test_an_experiment_is_called_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match=r"no experiment is called 'digit'; there are: .*digits"):
-        program.main(["digit"])
+    with pytest.raises(SystemExit, match=r"no experiment is called 'resne'; there are: .*resnet"):
+        program.main(["resne"])
     seen: list[list[str]] = []
     module = SimpleNamespace(main=seen.append)
     monkeypatch.setattr(program.importlib, "import_module", lambda _: module)
-    program.main(["digits", "--steps", "3"])
+    program.main(["resnet", "--steps", "3"])
     assert seen == [["--steps", "3"]]
 
 
 def test_a_missing_extra_is_named_and_a_missing_module_of_ours_is_a_bug(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "optax", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "numpy.fft", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "experiments.digits", raising=False)
     said = r'^digits needs optax, .*: pip install "deeppcr\[experiments\]"$'
     with pytest.raises(SystemExit, match=said):

@@ -1,9 +1,7 @@
 """Models and data of the experiments: cells, chains, tasks, a speech detector."""
 
-import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +14,6 @@ from experiments.bench.timing import Effort
 from experiments.field import run as field
 from experiments.field.claims import Claim
 from experiments.field.window import sliding_picard
-from experiments.gradients import silero
 from experiments.gradients.learner import Learner
 from experiments.gradients.network import Network
 from experiments.gradients.tasks import parity, tasks
@@ -187,86 +184,6 @@ def test_the_tasks() -> None:
 def test_a_package_that_is_missing_is_none() -> None:
     assert find_package("no_such_package_at_all") is None
     assert find_package("numpy") == Path(np.__file__).parent
-
-
-def detector_weights() -> dict[str, np.ndarray]:
-    """Random ones, of the shapes that silero-vad has."""
-    rng = np.random.default_rng(0)
-    shapes: dict[str, tuple[int, ...]] = {
-        "stft_conv.weight": (258, 1, 256),
-        "final_conv.weight": (1, 128, 1),
-    }
-    for number, (before, after) in enumerate([(129, 128), (128, 64), (64, 64), (64, 128)], 1):
-        shapes |= {f"conv{number}.weight": (after, before, 3), f"conv{number}.bias": (after,)}
-    shapes |= {f"lstm_cell.{name}": (512, 128) for name in ("weight_ih", "weight_hh")}
-    shapes |= {f"lstm_cell.{name}": (512,) for name in ("bias_ih", "bias_hh")} | {
-        "final_conv.bias": (1,)
-    }
-    return {
-        name: (rng.standard_normal(shape) / np.prod(shape[1:]) ** 0.5).astype("<f4")
-        for name, shape in shapes.items()
-    }
-
-
-def test_weights_are_read_from_a_wheel(tmp_path: Path) -> None:
-    weights = detector_weights()
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    data = b""
-    for name, value in weights.items():
-        header[name] = {
-            "dtype": "F32",
-            "shape": value.shape,
-            "data_offsets": [len(data), len(data) + value.nbytes],
-        }
-        data += value.tobytes()
-    text = json.dumps(header).encode()
-    with zipfile.ZipFile(tmp_path / "silero.whl", "w") as wheel:
-        wheel.writestr(
-            "silero_vad/data/silero_vad_16k.safetensors",
-            len(text).to_bytes(8, "little") + text + data,
-        )
-    found = silero.read_weights(tmp_path / "silero.whl")
-    assert found is not None
-    assert found.keys() == weights.keys()
-    for name in weights:
-        np.testing.assert_array_equal(found[name], weights[name])
-    assert silero.read_weights(tmp_path) is None
-
-
-def test_weights_of_another_type_are_refused() -> None:
-    text = json.dumps({"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}).encode()
-    with pytest.raises(ValueError, match="a is of type F16, expected F32"):
-        silero.read_safetensors(len(text).to_bytes(8, "little") + text + b"12")
-
-
-def convolve(x: np.ndarray, weight: np.ndarray, stride: int, pad: int) -> np.ndarray:
-    """``[in, samples] -> [out, samples]``, by its definition."""
-    x = np.pad(x, ((0, 0), (pad, pad)))
-    starts = range(0, x.shape[1] - weight.shape[2] + 1, stride)
-    return np.stack(
-        [np.einsum("oit,it->o", weight, x[:, s : s + weight.shape[2]]) for s in starts], axis=1
-    )
-
-
-def test_features_are_those_of_one_frame_after_another() -> None:
-    weights, sound = detector_weights(), silero.make_sound(0.1)
-    before, expected = np.zeros(64), []
-    for start in range(0, len(sound) - 511, 512):
-        frame = np.concatenate([before, sound[start : start + 512]])
-        before = frame[-64:]
-        spectrum = convolve(
-            np.concatenate([frame, frame[-2:-66:-1]])[None], weights["stft_conv.weight"], 128, 0
-        )
-        x = np.hypot(spectrum[:129], spectrum[129:])
-        for number, stride in enumerate((1, 2, 2, 1), 1):
-            x = np.maximum(
-                convolve(x, weights[f"conv{number}.weight"], stride, 1)
-                + weights[f"conv{number}.bias"][:, None],
-                0,
-            )
-        expected.append(x[:, 0])
-    assert len(expected) == 3
-    np.testing.assert_allclose(silero.features(weights, sound), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_digits_are_split_scaled_and_always_the_same() -> None:
