@@ -15,22 +15,8 @@ from flax import nnx
 from jax import Array
 
 from deeppcr.diffusion.config import count, flag, number, one_of
-from experiments.networks.layers import (
-    SLOWEST,
-    Attention,
-    FeedForward,
-    TwoLayers,
-    as_batch,
-    check_images,
-    conv,
-    each,
-    embed,
-    layer_norm,
-    linear,
-    stack_of,
-    through,
-    waves,
-)
+from experiments.networks import layers
+from experiments.networks.layers import TwoLayers, conv, each, layer_norm, linear, waves
 
 # ``dropout`` is for training; ``norm_num_groups`` and ``upcast_attention`` change nothing, as in
 # diffusers. ``norm_eps`` is that of the norm before the feed-forward layers only.
@@ -55,13 +41,10 @@ FIELDS = {
 # The class that published files name has more fields, which change nothing with these values.
 OLDER_FIELDS = FIELDS | {
     "attention_type": one_of("default"),
-    "caption_channels": one_of(None),
-    "cross_attention_dim": one_of(None),
-    "double_self_attention": one_of(False),
-    "interpolation_scale": one_of(None),
-    "num_vector_embeds": one_of(None),
-    "only_cross_attention": one_of(False),
     "use_additional_conditions": one_of(None, False),
+    **dict.fromkeys(("caption_channels", "cross_attention_dim"), one_of(None)),
+    **dict.fromkeys(("interpolation_scale", "num_vector_embeds"), one_of(None)),
+    **dict.fromkeys(("double_self_attention", "only_cross_attention"), one_of(False)),
     "use_linear_projection": one_of(False),
 }
 EPS = 1e-6  # of the norms without a field in the configuration
@@ -76,7 +59,7 @@ class Condition(nnx.Module):
 
     def __init__(self, labels: int, width: int) -> None:
         self.timestep_embedder = TwoLayers(TIME_FEATURES, width)
-        self.class_embedder = nnx.Dict(embedding_table=embed(labels + 1, width))
+        self.class_embedder = nnx.Dict(embedding_table=layers.embed(labels + 1, width))
 
     def __call__(self, t: Array, labels: Array) -> Array:
         time = self.timestep_embedder(waves(t, TIME_FEATURES, shift=1))
@@ -107,9 +90,9 @@ class Block(nnx.Module):
             config.norm_elementwise_affine,
         )
         self.norm1 = Modulation(config.num_embeds_ada_norm, width)
-        self.attn1 = Attention(width, heads, head, bias=config.attention_bias)
+        self.attn1 = layers.Attention(width, heads, head, bias=config.attention_bias)
         self.norm3 = layer_norm(width, epsilon=config.norm_eps, use_bias=affine, use_scale=affine)
-        self.ff = FeedForward(width, config.activation_fn)
+        self.ff = layers.FeedForward(width, config.activation_fn)
 
     def __call__(self, x: Array, modulation: Array) -> Array:
         shift, scale, gate, *second = jnp.split(modulation[:, None], 6, axis=-1)
@@ -135,7 +118,7 @@ class DiT(nnx.Module):
         self.pos_embed = nnx.Dict(
             proj=conv(config.in_channels, width, patch, strides=patch, padding=0)
         )
-        self.transformer_blocks = stack_of(Block(config, width), config.num_layers)
+        self.transformer_blocks = layers.stack_of(Block(config, width), config.num_layers)
         self.norm_out = plain_norm(width)
         self.proj_out_1 = linear(width, 2 * width)
         self.proj_out_2 = linear(width, patch**2 * (config.out_channels or config.in_channels))
@@ -155,8 +138,8 @@ class DiT(nnx.Module):
             ``x``, the second half is a learned variance.
         """
         config, patch = self.config, self.config.patch_size
-        check_images(x, config.in_channels, patch)
-        t, labels = as_batch("t", t, x), as_batch("labels", labels, x)
+        layers.check_images(x, config.in_channels, patch)
+        t, labels = layers.as_batch("t", t, x), layers.as_batch("labels", labels, x)
         blocks, dtype = self.transformer_blocks, self.proj_out_1.kernel.dtype
         tokens = self.pos_embed["proj"](jnp.moveaxis(x.astype(dtype), 1, -1))
         batch, rows, columns, _ = tokens.shape
@@ -164,7 +147,9 @@ class DiT(nnx.Module):
         # The conditions do not depend on x: those of all blocks are computed side by side.
         conditions = each(blocks, lambda block: block.norm1.emb(t, labels))
         modulations = each(blocks, lambda block, c: block.norm1.linear(jax.nn.silu(c)), conditions)
-        y = through(blocks, tokens.reshape(batch, rows * columns, self.width), own=modulations)
+        y = layers.through(
+            blocks, tokens.reshape(batch, rows * columns, self.width), own=modulations
+        )
         shift, scale = jnp.split(self.proj_out_1(jax.nn.silu(conditions[0]))[:, None], 2, axis=-1)
         y = self.proj_out_2(self.norm_out(y) * (1 + scale) + shift)
         pixels = jnp.einsum("bhwijc->bchiwj", y.reshape(batch, rows, columns, patch, patch, -1))
@@ -180,7 +165,7 @@ def positions(rows: int, columns: int, side: int, width: int, dtype: Any) -> Arr
 
     def features(count: int) -> np.ndarray:
         exponents = np.arange(width // 4) / (width // 4)
-        angles = (np.arange(count) * side / count)[:, None] * SLOWEST**-exponents
+        angles = (np.arange(count) * side / count)[:, None] * layers.SLOWEST**-exponents
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
     both = np.broadcast_arrays(features(columns)[None], features(rows)[:, None])

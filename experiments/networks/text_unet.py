@@ -13,20 +13,8 @@ from flax import nnx
 from jax import Array
 
 from deeppcr.diffusion.config import Field, count, flag, one_of
-from experiments.networks.layers import (
-    Attention,
-    FeedForward,
-    TwoLayers,
-    as_batch,
-    check_images,
-    conv,
-    group_norm,
-    layer_norm,
-    linear,
-    stack_of,
-    through,
-    waves,
-)
+from experiments.networks import layers
+from experiments.networks.layers import conv, layer_norm, linear
 from experiments.networks.unet import COMMON_FIELDS, Trunk, anything, names, sizes, time_channels
 
 DOWN, CROSS_DOWN = "DownBlock2D", "CrossAttnDownBlock2D"
@@ -42,6 +30,14 @@ def by_level(default: int) -> Field:
     )
 
 
+ALWAYS_FALSE = """
+    only_cross_attention dual_cross_attention resnet_skip_time_act class_embeddings_concat
+"""
+ALWAYS_NONE = """
+    reverse_transformer_layers_per_block encoder_hid_dim encoder_hid_dim_type num_attention_heads
+    class_embed_type num_class_embeds time_embedding_act_fn timestep_post_act time_cond_proj_dim
+    cross_attention_norm
+"""
 # ``attention_head_dim`` is the number of heads, despite its name. Fields with one value change
 # nothing with it; nor do ``upcast_attention`` and ``addition_embed_type_num_heads``.
 FIELDS = COMMON_FIELDS | {
@@ -61,25 +57,12 @@ FIELDS = COMMON_FIELDS | {
     "addition_embed_type_num_heads": anything(64),
     "upcast_attention": flag(False),
     "time_embedding_type": one_of("positional"),
-    "only_cross_attention": one_of(False),
-    "reverse_transformer_layers_per_block": one_of(None),
-    "encoder_hid_dim": one_of(None),
-    "encoder_hid_dim_type": one_of(None),
-    "num_attention_heads": one_of(None),
-    "dual_cross_attention": one_of(False),
-    "class_embed_type": one_of(None),
-    "num_class_embeds": one_of(None),
-    "resnet_skip_time_act": one_of(False),
-    "resnet_out_scale_factor": one_of(1.0, 1),
-    "time_embedding_act_fn": one_of(None),
-    "timestep_post_act": one_of(None),
-    "time_cond_proj_dim": one_of(None),
-    "conv_in_kernel": one_of(3),
-    "conv_out_kernel": one_of(3),
     "attention_type": one_of("default"),
-    "class_embeddings_concat": one_of(False),
+    "resnet_out_scale_factor": one_of(1.0, 1),
     "mid_block_only_cross_attention": one_of(None, False),
-    "cross_attention_norm": one_of(None),
+    **dict.fromkeys(("conv_in_kernel", "conv_out_kernel"), one_of(3)),
+    **dict.fromkeys(ALWAYS_FALSE.split(), one_of(False)),
+    **dict.fromkeys(ALWAYS_NONE.split(), one_of(None)),
 }
 
 
@@ -89,9 +72,9 @@ class Layer(nnx.Module):
     def __init__(self, channels: int, heads: int, context: int) -> None:
         head = channels // heads
         self.norm1, self.norm2, self.norm3 = (layer_norm(channels, epsilon=1e-5) for _ in range(3))
-        self.attn1 = Attention(channels, heads, head, bias=False)
-        self.attn2 = Attention(channels, heads, head, context, bias=False)
-        self.ff = FeedForward(channels, "geglu")
+        self.attn1 = layers.Attention(channels, heads, head, bias=False)
+        self.attn2 = layers.Attention(channels, heads, head, context, bias=False)
+        self.ff = layers.FeedForward(channels, "geglu")
 
     def __call__(self, x: Array, text: Array) -> Array:
         x = x + self.attn1(self.norm1(x))
@@ -107,7 +90,7 @@ class Transformer(nnx.Module):
     """
 
     def __init__(self, config: Any, level: int) -> None:
-        channels, heads, layers = (
+        channels, heads, count = (
             value[level] if isinstance(value, tuple) else value
             for value in (
                 config.block_out_channels,
@@ -117,15 +100,16 @@ class Transformer(nnx.Module):
         )
         inner = channels // heads * heads
         self.linear = config.use_linear_projection
-        self.norm = group_norm(channels, num_groups=config.norm_num_groups, epsilon=1e-6)
+        self.norm = layers.group_norm(channels, num_groups=config.norm_num_groups, epsilon=1e-6)
         self.proj_in = linear(channels, inner) if self.linear else conv(channels, inner, 1)
-        self.transformer_blocks = stack_of(Layer(inner, heads, config.cross_attention_dim), layers)
+        layer = Layer(inner, heads, config.cross_attention_dim)
+        self.transformer_blocks = layers.stack_of(layer, count)
         self.proj_out = linear(inner, channels) if self.linear else conv(inner, channels, 1)
 
     def __call__(self, x: Array, text: Array) -> Array:
         y = self.proj_in(self.norm(x))
-        layers = self.transformer_blocks
-        tokens = through(layers, y.reshape(len(x), -1, y.shape[-1]), text)
+        tokens = y.reshape(len(x), -1, y.shape[-1])
+        tokens = layers.through(self.transformer_blocks, tokens, text)
         return x + self.proj_out(tokens.reshape(y.shape))
 
 
@@ -143,7 +127,7 @@ class TextUNet(Trunk):
             return Transformer(config, level)
 
         super().__init__(config, config.block_out_channels[0], attend, attend, config.act_fn)
-        self.add_embedding = config.addition_embed_type and TwoLayers(
+        self.add_embedding = config.addition_embed_type and layers.TwoLayers(
             config.projection_class_embeddings_input_dim, time_channels(config)
         )
 
@@ -162,16 +146,9 @@ class TextUNet(Trunk):
                 ``text_embeds``.
             time_ids: for SDXL: sizes and corner, [batch, 6].
         """
-        config = self.config
-        check_images(x, config.in_channels, 2 ** (len(self.down_blocks) - 1))
-
-        def features(t: Array, size: int) -> Array:
-            return waves(t, size, shift=config.freq_shift, flip=config.flip_sin_to_cos)
-
-        time = self.time_embedding(features(as_batch("t", t, x), config.block_out_channels[0]))
-        if (self.add_embedding is None) != (pooled is None) or (pooled is None) != (
-            time_ids is None
-        ):
+        config, t = self.config, self.checked(x, t)
+        time = self.time_embedding(self.waves(t, config.block_out_channels[0]))
+        if {pooled is None, time_ids is None} != {self.add_embedding is None}:
             raise TypeError(
                 f"pooled is {pooled} and time_ids is {time_ids}, expected "
                 f"{'arrays' if self.add_embedding else 'None'}: the model has addition_embed_type="
@@ -179,7 +156,9 @@ class TextUNet(Trunk):
             )
         if self.add_embedding:
             ids = jnp.asarray(time_ids)
-            sizes = features(ids.reshape(-1), config.addition_time_embed_dim).reshape(len(ids), -1)
+            sizes = self.waves(ids.reshape(-1), config.addition_time_embed_dim).reshape(
+                len(ids), -1
+            )
             added = jnp.concatenate([jnp.asarray(pooled).astype(sizes.dtype), sizes], axis=1)
             time = time + self.add_embedding(added)
         return self.predict(x, time, jnp.asarray(text).astype(time.dtype)).astype(x.dtype)

@@ -11,23 +11,13 @@ from flax import nnx
 from jax import Array
 
 from deeppcr.diffusion.config import Field, count, flag, number, one_of
-from experiments.networks.layers import (
-    Attention,
-    TwoLayers,
-    as_batch,
-    check_images,
-    conv,
-    embed,
-    gelu,
-    group_norm,
-    linear,
-    waves,
-)
+from experiments.networks import layers
+from experiments.networks.layers import TwoLayers, conv, group_norm, linear
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
-    "gelu": gelu,
+    "gelu": layers.gelu,
     "mish": jax.nn.mish,
     "relu": jax.nn.relu,
 }
@@ -254,6 +244,16 @@ class Trunk(nnx.Module):
         )
         self.conv_out = conv(channels[0], config.out_channels)
 
+    def checked(self, x: Array, t: Any) -> Array:
+        """The times, [1] or [batch]; raises unless ``x`` has images and a time each."""
+        layers.check_images(x, self.config.in_channels, 2 ** (len(self.down_blocks) - 1))
+        return layers.as_batch("t", t, x)
+
+    def waves(self, t: Array, size: int) -> Array:
+        """Features of times, as the configuration has them: [n] -> [n, size]."""
+        flip, shift = self.config.flip_sin_to_cos, self.config.freq_shift
+        return layers.waves(t, size, shift=shift, flip=flip)
+
     def predict(self, x: Array, time: Array, *context: Array) -> Array:
         """The prediction for images, an embedding of the time, and what attention layers read."""
         x = 2 * x - 1 if self.config.center_input_sample else x
@@ -274,7 +274,7 @@ def time_channels(config: Any) -> int:
     return config.time_embedding_dim or 4 * config.block_out_channels[0]
 
 
-class PixelAttention(Attention):
+class PixelAttention(layers.Attention):
     """Attention of the pixels of an image: ``(x + attention(norm(x))) / scale``.
 
     ``head`` is the number of channels of a head; as many heads as fit into the channels.
@@ -328,9 +328,8 @@ class UNet(Trunk):
 
         features = 2 * size if is_fourier else size
         super().__init__(config, features, attend, mid_attend if config.add_attention else None)
-        fixed = partial(waves, size=size, shift=config.freq_shift, flip=config.flip_sin_to_cos)
-        self.time_proj = Fourier(size) if is_fourier else fixed
-        self.class_embedding = config.num_class_embeds and embed(
+        self.time_proj = Fourier(size) if is_fourier else partial(self.waves, size=size)
+        self.class_embedding = config.num_class_embeds and layers.embed(
             config.num_class_embeds, time_channels(config)
         )
 
@@ -343,11 +342,10 @@ class UNet(Trunk):
             t: the time of the scheduler: a number, or numbers [batch].
             labels: for a model with class embeddings: an integer, or integers [batch].
         """
-        check_images(x, self.config.in_channels, 2 ** (len(self.down_blocks) - 1))
-        t = as_batch("t", t, x)
+        t = self.checked(x, t)
         time = self.time_embedding(self.time_proj(t))
         if self.class_embedding:
-            time = time + self.class_embedding(as_batch("labels", labels, x))
+            time = time + self.class_embedding(layers.as_batch("labels", labels, x))
         elif labels is not None:
             raise TypeError("labels are given, expected None: the model has no class embedding.")
         y = self.predict(x, time)
