@@ -115,8 +115,6 @@ def try_code(code: Code, arrays: Sequence[Any], x: Any) -> tuple[Any, str, int]:
     closed, returns = jax.make_jaxpr(call, return_shape=True)(list(map(shape_of, arrays)), x)
     program = list(equations(without_constants(closed)))
     acts += [f"it has side effects: {name}" for name in side_effects(closed)]
-    names = (each.primitive.name for each in program)
-    acts += [f"it calls Python when it runs, by {name}" for name in names if "callback" in name]
     if any(any(each.params.get("donated_invars", ())) for each in program):
         acts.append("it donates what it takes")
     return returns, next(filter(None, acts), ""), len(program)
