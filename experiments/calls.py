@@ -18,8 +18,6 @@ from jax import Array
 
 import deeppcr
 from experiments.bench import command
-from experiments.bench.command import positive
-from experiments.bench.plots import Figures, bars, styled
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
@@ -146,23 +144,11 @@ def megabytes() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-@styled
-def pictures(rows: Sequence[Row]) -> Figures:
-    """Times of eager calls, of the second and of later ones."""
-    grey = [row | {"baseline": not row["program"].startswith("deeppcr")} for row in rows]
-    keys = {"second ms": "the second call [ms]", "later ms": "later calls [ms]"}
-    name = lambda row: f"{row['entry']}: {row['program']}"  # noqa: E731
-    title = "Eager calls (less is better; grey: jax)"
-    return {"calls": bars(title, grey, keys, name)} if rows else {}
-
-
 def main(argv: list[str]) -> None:
     """Call every entry point."""
-    arguments = command.parser("calls", __doc__)
-    what = "calls after the second (40, quick: 10)"
-    arguments.add_argument("--calls", type=positive, metavar="N", help=what)
-    options = arguments.parse_args(argv)
+    calls_of = {"calls": "calls after the second (40, quick: 10)"}
+    options = command.parser("calls", __doc__, numbers=calls_of).parse_args(argv)
     length, layers = (100, 16) if options.quick else (1000, 128)
     count = options.calls or (10 if options.quick else 40)
     cases = [partial(measure, *entry, count) for entry in entries(length, layers).items()]
-    command.run(options, cases, {"": COLUMNS}, pictures=pictures, together=[""])
+    command.run(options, cases, {"": COLUMNS}, together=[""])

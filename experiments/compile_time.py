@@ -22,9 +22,8 @@ import deeppcr
 import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH
-from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench
-from experiments.bench.plots import Figures, bars, lines, styled
+from experiments.bench.plots import Figures, lines, styled
 from experiments.bench.programs import SCAN, UNROLLS
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
@@ -209,39 +208,28 @@ def training(count: int, steps: int) -> Case:
 
 
 def in_seconds(rows: Iterator[Row]) -> Iterator[Row]:
-    """The rows with the seconds to trace and to compile in front."""
+    """The rows with the seconds to trace and to compile."""
     for row in rows:
-        seconds = {"seconds": row["trace s"] + row["compile s"]} if "compile s" in row else {}
-        keys = list(row)
-        labels = {key: row[key] for key in keys[: keys.index("baseline") + 1]}
-        yield labels | seconds | row
+        yield row | ({"seconds": row["trace s"] + row["compile s"]} if "compile s" in row else {})
 
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
-    """Seconds to compile and times of a call by the number of layers; training loops."""
+    """Seconds to compile and times of a call by the number of layers."""
     found: Figures = {}
     if mine := [row for row in rows if row["part"] == "layers"]:
         title = "Gradient through equal layers (down is better)"
         keys = {"trace and compile": ("seconds", "time [s]"), "a call": ("ms", "time [ms]")}
         panels = {name: (mine, *key) for name, key in keys.items()}
         found["layers"] = lines(title, panels, "L", "layers")
-    if mine := [row for row in rows if row["part"] == "training"]:
-        of = f"{mine[0]['modules']} modules for {mine[0]['steps']} steps"
-        title = f"Training {of} (less is better; grey: without deeppcr)"
-        said = {"seconds": "trace and compile [s]", "us a step": "a step [us]"}
-        found["training"] = bars(title, mine, said, lambda row: str(row["program"]))
     return found
 
 
 def main(argv: list[str]) -> None:
     """Trace, compile and run."""
-    arguments = command.parser("compile_time", __doc__)
-    add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
-    add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
-    what = "compilations of each program (3, training 5, quick: 1)"
-    add("--builds", type=positive, metavar="N", help=what)
+    builds_of = {"builds": "compilations of each program (3, training 5, quick: 1)"}
+    lengths_of = {"lengths": "numbers of layers"}
+    arguments = command.parser("compile_time", __doc__, PARTS, lengths_of, builds_of)
     options = arguments.parse_args(argv)
     quick, device, effort = options.quick, depth.at_hand(), Effort(options.repeats)
     builds = {

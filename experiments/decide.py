@@ -21,22 +21,21 @@ from itertools import product
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 
 import deeppcr
 import depth
 from experiments.bench import command
 from experiments.bench.columns import LABELS
-from experiments.bench.command import positive
 from experiments.bench.engine import Case, Outcome, bench, measure
-from experiments.bench.plots import Figures, bars, legend, level, looks, sheet, speedup_maps, styled
+from experiments.bench.plots import Figures, legend, level, looks, sheet, speedup_maps, styled
 from experiments.bench.programs import SCAN, Setting, baselines, by_loop, by_method, fused
 from experiments.bench.progress import PROGRESS
 from experiments.bench.summary import percentile
 from experiments.bench.table import Row, show
 from experiments.bench.timing import Effort
-from experiments.models import zoo
+from experiments.models import chains, published, zoo
+from experiments.models.chains import Model
 
 PARTS = ("regret", "map", "giving-up")
 DIRECTIONS = ("forward", "gradient")
@@ -246,32 +245,21 @@ def cell(chain: Chain, device: depth.Device, effort: Effort) -> Row:
 # -- chains on which Newton's method takes about one iteration a step
 
 
-def logistic(length: int = 1024) -> tuple[str, Any, Array, Array]:
-    """The logistic map, which is chaotic at r = 3.9: its name, step, initial state and inputs."""
-    start = jax.random.uniform(jax.random.key(0), (8, 1), minval=0.2, maxval=0.8)
-    step = lambda z, x: 3.9 * z * (1 - z) + 0 * x[None]  # noqa: E731
-    return "logistic map, r = 3.9", step, start, jnp.zeros((length, 1))
+HARD: dict[str, Callable[[], Model]] = {
+    "logistic map, r = 3.9": partial(chains.logistic_chain, 1024),
+    "tanh RNN, spectral radius 2": partial(published.mean_field_rnn, 2.0, 1024),
+}
 
 
-def network(length: int = 1024) -> tuple[str, Any, Array, Array]:
-    """A recurrent network whose weights are too large."""
-    key = jax.random.key(0)
-    weights = jax.random.normal(key, (16, 16))
-    weights = 2 * weights / jnp.abs(jnp.linalg.eigvals(weights)).max()
-    inputs = 0.1 * jax.random.normal(key, (length, 16))
-    step = lambda z, x: jnp.tanh(z @ weights + x[None])  # noqa: E731
-    return "tanh RNN, spectral radius 2", step, jnp.zeros((8, 16)), inputs
-
-
-def giving_up(hard: Callable[[], Any], device: depth.Device, effort: Effort) -> Iterator[Row]:
-    """A row for each method."""
-    name, step, init, inputs = hard()
+def giving_up(name: str, device: depth.Device, effort: Effort) -> Iterator[Row]:
+    """A row for each method on a chain of `HARD`."""
+    step, inputs, init = HARD[name]()
     methods = ("sequential", "auto", "newton")
     case = Case(
         labels={},
         arguments=[(init, inputs)],
-        baselines=baselines(partial(by_loop, step), len(inputs), longest=0),
-        variants={method: by_method(step, method, 1) for method in methods},
+        baselines=baselines(partial(by_loop, step), 1024, longest=0),
+        variants={method: by_method(step, method) for method in methods},
         tolerance=math.inf,  # rounding is amplified, too: two sequential programs differ
     )
     rows = {row["program"]: row for row in bench(case, device, effort) if not row["baseline"]}
@@ -312,7 +300,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
-    """Speedups over L and w, here and on other devices; the regret of "auto"; chaotic chains."""
+    """Speedups over L and w, here and on other devices; the regret of "auto"."""
     found: Figures = {}
     mapped = [row for row in rows if row["part"] == "map"]
     parts = {name: [row for row in mapped if row["direction"] == name] for name in DIRECTIONS}
@@ -331,13 +319,6 @@ def pictures(rows: Sequence[Row]) -> Figures:
         found[topic] = speedup_maps(title.format(f"predicted for {device}"), panels, *axes, said)
     if judged := [row for row in rows if row["part"] == "regret" and "regret %" in row]:
         found["regret"] = _regret(judged)
-    if hard := [
-        row for row in rows if row["part"] == "giving-up" and "times sequential, here" in row
-    ]:
-        title = "Chaotic chains: time by method, in that of the sequential program (1 is best)"
-        grey = [row | {"baseline": row["method"] == "sequential"} for row in hard]
-        keys = {"times sequential, here": "time [times the sequential program's]"}
-        found["giving_up"] = bars(title, grey, keys, lambda row: f"{row['chain']}: {row['method']}")
     return found
 
 
@@ -364,12 +345,11 @@ def _regret(rows: Sequence[Row]) -> Any:
 
 def main(argv: list[str]) -> None:
     """Measure what the command line asks for: some chains, the other parts, more chains."""
-    arguments = command.parser("decide", __doc__)
-    add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
-    what = "number of random chains (%(default)s)"
-    add("--chains", type=positive, default=CHAINS, metavar="N", help=what)
-    add("--seed", type=int, default=0, help="of the random chains (%(default)s)", metavar="N")
+    chains_of = {"chains": f"number of random chains ({CHAINS})"}
+    arguments = command.parser("decide", __doc__, PARTS, numbers=chains_of)
+    arguments.set_defaults(chains=CHAINS)
+    what = "of the random chains (%(default)s)"
+    arguments.add_argument("--seed", type=int, default=0, metavar="N", help=what)
     options = arguments.parse_args(argv)
     device, quick, rounds = depth.at_hand(), options.quick, options.repeats
     effort = Effort(rounds, (0.03 if quick else 0.3) / rounds, **LEAST)
@@ -378,14 +358,14 @@ def main(argv: list[str]) -> None:
         return (of(chain, device, effort) for chain in Chain.both(specimen))
 
     drawn = zoo.small() if quick else zoo.specimens(options.chains, options.seed)
-    chains: list[command.Job] = [partial(both, regret, specimen) for specimen in drawn]
-    hard = [partial(logistic, 256)] if quick else [logistic, network]
+    drawn_chains: list[command.Job] = [partial(both, regret, specimen) for specimen in drawn]
+    hard = [*HARD][:1] if quick else HARD
     sizes = product(*([[4], [64]] if quick else [WIDTHS, LENGTHS]), [1])
     jobs: dict[str, list[command.Job]] = {
-        "regret": chains[:FIRST],
-        "giving-up": [partial(giving_up, make, device, Effort(rounds)) for make in hard],
+        "regret": drawn_chains[:FIRST],
+        "giving-up": [partial(giving_up, name, device, Effort(rounds)) for name in hard],
         "map": [partial(both, cell, zoo.Specimen("gru", *size)) for size in sizes],
     }
     todo = [job for part, some in jobs.items() if part in options.parts for job in some]
-    todo += chains[FIRST:] if "regret" in options.parts else []
+    todo += drawn_chains[FIRST:] if "regret" in options.parts else []
     command.run(options, todo, TABLES, summary=summary, pictures=pictures, together=PARTS)

@@ -24,10 +24,10 @@ from jax import lax
 
 import deeppcr
 import depth
-from deeppcr import BlockDiagonal, Diagonal, Newton, Result, Scalar, TrustRegion
+from deeppcr import BlockDiagonal, Diagonal, Newton, Scalar, TrustRegion
 from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST, LABELS
-from experiments.bench.engine import Case, bench
+from experiments.bench.engine import Case, bench, distance, solve_statistics
 from experiments.bench.plots import Figures, dots, lines, loops, styled
 from experiments.bench.programs import baselines, by_loop, by_method, solver
 from experiments.bench.progress import PROGRESS
@@ -83,12 +83,6 @@ LOOP = 128  # the longest Python loop among the baselines
 LONGEST = 10.0  # seconds; what is predicted to take longer is not run
 MOST = 300e6  # bytes of the Jacobians of all steps; larger ones are skipped
 IMAGES = 128  # of the classifier
-ENDS = {
-    Result.CONVERGED: "converged",
-    Result.FINISHED_SEQUENTIALLY: "sequential",
-    Result.NOT_CONVERGED: "not yet",
-    Result.PLATEAU: "plateau",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,22 +203,21 @@ def accuracy(chain: Chain, counts: Mapping[str, Sequence[int]]) -> Iterator[Row]
     labels, batch_ndim = found.labels("accuracy"), jax.tree.leaves(model.z0)[0].ndim - 1
 
     def judged(states: Any) -> Row:
-        row = finite("error", error(states, expected))
+        row = finite("error", distance(states, expected))
         return row | ({"digits right": digits_right(states)} if is_trained else {})
 
     for name, form in methods.items():
         if name == "diagonal" and found.width == 1:  # it is dense
             continue
-        yield {**labels, "form": name, "k": 0, "ended": "not yet"} | judged(guessed(model))
+        yield {**labels, "form": name, "k": 0, "ended": "not converged"} | judged(guessed(model))
         for count in counts[name]:
             PROGRESS.say(f"solving by {name}, {count} iterations")
             method = dataclasses.replace(form, max_iterations=count, on_failure="return")
             solution = jax.jit(solver(model.step, method, batch_ndim))(model.z0, model.inputs)
-            ended = ENDS[Result(int(solution.result))]
-            row = {**labels, "form": name, "k": int(solution.stats.iterations), "ended": ended}
-            row |= judged(solution.trajectory)
-            yield row | finite("residual", float(solution.stats.residual))
-            if ended == "converged":
+            found_by = solve_statistics([solution])
+            row = {**labels, "form": name, "k": found_by["iterations"], "ended": found_by["ended"]}
+            yield row | judged(solution.trajectory) | finite("residual", found_by["residual"])
+            if solution.converged:
                 break
 
 
@@ -244,17 +237,6 @@ def digits_right(states: Any) -> float:
     with np.errstate(all="ignore"):
         scores = np.asarray(states)[-1] @ decode
     return float((scores.argmax(axis=-1) == data.digits().test_y[:IMAGES]).mean())
-
-
-def error(states: Any, expected: Any) -> float:
-    """The largest difference, relative to the largest state; infinite or NaN after an overflow."""
-    found, wanted = (
-        [np.asarray(leaf) for leaf in jax.tree.leaves(tree)] for tree in (states, expected)
-    )
-    largest = max(float(np.abs(b).max()) for b in wanted)
-    with np.errstate(all="ignore"):
-        apart = [float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True)]
-    return max(apart) / largest
 
 
 def finite(name: str, value: float) -> Row:
@@ -320,10 +302,7 @@ def _chain(row: Row) -> str:
 
 def main(argv: list[str]) -> None:
     """Measure what the command line asks for."""
-    arguments = command.parser("iterations", __doc__)
-    what = "which parts (all)"
-    arguments.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help=what)
-    options = arguments.parse_args(argv)
+    options = command.parser("iterations", __doc__, PARTS).parse_args(argv)
     quick = options.quick
     bench = Bench(depth.at_hand(), Effort(options.repeats), QUICK_FORMS if quick else None)
     damped: dict[str, Callable[[], Model]] = {

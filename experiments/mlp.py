@@ -24,10 +24,9 @@ import deeppcr
 import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST
-from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench
-from experiments.bench.plots import Figures, lines, loops, speedup_maps, styled
-from experiments.bench.programs import BEST_LOOP, Scan, baselines, captured, fused
+from experiments.bench.plots import Figures, loops, speedup_maps, styled
+from experiments.bench.programs import BEST_LOOP, Scan, baselines, captured, fused, solver
 from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
@@ -136,16 +135,6 @@ MAKERS: dict[str, Callable[[str, Scan], Any]] = {
 }
 
 
-def solver(kind: str, method: Any) -> Callable[..., Any]:
-    """A solve by a method."""
-
-    def solve(layers: dict[str, Array], x: Array) -> deeppcr.Solution:
-        chain = deeppcr.Chain(partial(step, kind), layers)
-        return deeppcr.solve(chain, x, method=method, batch_ndim=1)
-
-    return jax.jit(solve)
-
-
 def case(size: Size, direction: str) -> Case:
     """The programs of a size and a direction."""
     make = partial(MAKERS[direction], size.kind)
@@ -153,7 +142,9 @@ def case(size: Size, direction: str) -> Case:
     for name, options in VARIANTS[direction].items():
         variants[name] = make(partial(deeppcr.scan, batch_ndim=1, **options))
         if (method := options.get("method", "auto")) != "sequential":
-            variants[name] = Variant(variants[name], solve=solver(size.kind, method))
+            solve = solver(partial(step, size.kind), method, batch_ndim=1)
+            solve = jax.jit(lambda layers, x, solve=solve: solve(x, layers))
+            variants[name] = Variant(variants[name], solve=solve)
     labels = {"kind": size.kind, "L": size.length, "w": size.width, "batch": size.batch}
     loops: dict[str, Any] = baselines(make, size.length, LOOPS[direction])
     arguments = [network(size, seed) for seed in range(INPUTS)]
@@ -170,7 +161,7 @@ NAMES = {"gradient": "Gradient", "forward": "Forward pass", "backward": "Backwar
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
-    """A map of speedups for each direction; times of the best loop and the best parallel program.
+    """A map of speedups for each direction.
 
     Of several activations and batches those that have most cells are drawn.
     """
@@ -191,34 +182,16 @@ def pictures(rows: Sequence[Row]) -> Figures:
                 ("w", "units of a layer"),
                 f"best parallel program over the fastest of {baseline}",
             )
-    keys = {"best loop": "sequential ms", "best parallel program": "parallel ms"}
-    timed = {
-        NAMES[name]: (
-            [
-                {"L": row["L"], "ms": row[key], "baseline": key == "sequential ms"}
-                | {"program": f"{said}, {row['w']} units"}
-                for said, key in keys.items()
-                for row in mine
-            ],
-            *("ms", "time of a call [ms]"),
-        )
-        for name, mine in parts.items()
-        if mine and name != "backward"
-    }
-    if timed:
-        title = f"MLP ({kind}, batch {batch}): time of a call (down is better)"
-        drawn["times"] = lines(title, timed, "L", "layers", share=True)
     return drawn
 
 
 def main(argv: list[str]) -> None:
     """Measure the sizes that the command line asks for."""
-    arguments = command.parser("mlp", __doc__)
+    sizes_of = {"lengths": "layers", "widths": "units of a layer", "batches": "inputs at once (1)"}
+    several = {name: f"numbers of {what}" for name, what in sizes_of.items()}
+    arguments = command.parser("mlp", __doc__, several=several)
     add = arguments.add_argument
     add("--kinds", nargs="+", choices=KINDS, help="activations (tanh)")
-    add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of layers")
-    add("--widths", nargs="+", type=positive, metavar="W", help="numbers of units of a layer")
-    add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (1)")
     what = "which directions (all)"
     add("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS, help=what)
     options = arguments.parse_args(argv)

@@ -4,29 +4,26 @@ Forward passes and gradients, sequential and parallel: the time that `depth.pred
 this device, and the time of a call.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import log2
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 
 import deeppcr
 import depth
 from experiments.bench import command
 from experiments.bench.engine import Case, Variant, bench
 from experiments.bench.plots import Figures, legend, looks, plain_numbers, sheet, styled
-from experiments.bench.programs import Setting
+from experiments.bench.programs import Scan, Setting, solver, unrolled
 from experiments.bench.summary import errors
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
-from experiments.models import cells
+from experiments.models import zoo
+from experiments.recurrence import associative_scan, problem
 
-Function = Callable[..., Any]
-Program = tuple[Function, tuple[Any, ...]]
-
+KINDS = {"gru": "gru n={} L={} batch={}", "tanh": "mlp n={} layers={} batch={}"}
 SHARE = 0.015  # seconds of calls in a round
 TAKES = "1 min"
 TIMES = {
@@ -42,66 +39,19 @@ TIMES = {
 }
 
 
-def normal(*shape: int, scale: float = 1.0) -> Array:
-    """Normal random numbers, the same for each shape."""
-    return scale * jax.random.normal(jax.random.key(sum(shape)), shape)
-
-
-def recurrent(n: int, length: int, batch: int, scan: Function = lax.scan) -> Program:
-    """A GRU over a sequence."""
-
-    def run(weights: dict[str, Array], x: Array) -> Any:
-        def step(h: Array, x: Array) -> tuple[Array, Array]:
-            h = cells.gru(weights, h, x)
-            return h, h
-
-        return scan(step, jnp.zeros_like(x[0]), x)[1]
-
-    return run, (cells.gru_weights(n), normal(length, batch, n))
-
-
-def stack(n: int, layers: int, batch: int, scan: Function | None = lax.scan) -> Program:
-    """A stack of layers as a scan, or as a Python loop writes it."""
-
-    def run(weights: Array, x: Array) -> Array:
-        if scan:
-            found: Array = scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, weights)[0]
-            return found
-        for layer in range(layers):
-            x = x + jnp.tanh(x @ weights[layer])
-        return x
-
-    return run, (normal(layers, n, n, scale=n**-0.5), normal(batch, n))
-
-
-def recurrence(solver: str) -> Function:
+def recurrence(solver: str) -> Callable[..., Any]:
     """The linear recurrence ``y_l = A_l y_{l-1} + b_l``."""
     return lambda a, b: deeppcr.solve_bidiagonal(a, b, solver=solver)
 
 
-def associative(a: Array, b: Array) -> Array:
-    """The linear recurrence by `jax.lax.associative_scan`."""
-
-    def combine(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
-        return later[0] @ earlier[0], jnp.einsum("lij,lj->li", later[0], earlier[1]) + later[1]
-
-    return lax.associative_scan(combine, (a, b))[1]
-
-
-def gradient(run: Function, arguments: tuple[Any, ...]) -> Function:
-    """The gradient of the mean square of a program's result with respect to all arguments."""
-    return jax.grad(lambda *args: jnp.mean(run(*args) ** 2), tuple(range(len(arguments))))
-
-
-def newton(n: int, length: int, batch: int) -> Variant:
-    """A GRU by Newton's method, and a solve that counts its iterations."""
+def newton(task: zoo.Task) -> Variant:
+    """A chain by Newton's method, and a solve that counts its iterations."""
     method = deeppcr.Newton(on_failure="return")
 
-    def solve(weights: Any, x: Array) -> deeppcr.Solution:
-        chain = deeppcr.Chain(partial(cells.gru, weights), x)
-        return deeppcr.solve(chain, jnp.zeros_like(x[0]), method=method, batch_ndim=1)
+    def solve(weights: Any, init: Any, inputs: Any) -> deeppcr.Solution:
+        return solver(partial(task.step, weights), method, batch_ndim=1)(init, inputs)
 
-    return Variant(recurrent(n, length, batch, Setting(method).scan)[0], solve=solve)
+    return Variant(task.forward(Setting(method).scan), solve=solve)
 
 
 def cases(quick: bool = False) -> Iterator[Case]:
@@ -110,42 +60,31 @@ def cases(quick: bool = False) -> Iterator[Case]:
     def some(*sizes: Any) -> Sequence[Any]:
         return sizes[:1] if quick else sizes
 
-    def case(chain: str, name: str, program: Program, **others: Any) -> Case:
-        run, arguments = program
-        return Case({"part": "times", "chain": chain}, [arguments], {name: run}, others)
-
     def both(
-        chain: str,
-        name: str,
-        program: Program,
-        forward: Mapping[str, Any] = {},
-        backward: Mapping[str, Any] = {},
+        kind: str, size: tuple[int, int, int], name: str, scan: Scan, others: bool = False
     ) -> Iterator[Case]:
-        yield case(chain, name, program, **forward)
-        slope = (gradient(*program), program[1])
-        yield case(f"{chain}, gradient", name, slope, **backward)
+        """A chain forward and its gradient, each with a program of deeppcr if ``others``."""
+        task = zoo.task(zoo.Specimen(kind, *size))
+        solved: Any = {"newton": newton(task)} if others else {}
+        auto = {"auto": task.gradient(Setting().scan)} if others else {}
+        chain = KINDS[kind].format(*size)
+        for said, make, more in (("", task.forward, solved), (", gradient", task.gradient, auto)):
+            labels = {"part": "times", "chain": chain + said}
+            yield Case(labels, [task.arguments], {name: make(scan)}, more)
 
-    recurrent_sizes = ((4, 1024, 1), (16, 1024, 8), (64, 1024, 1), (64, 256, 32), (256, 256, 8))
-    for n, length, batch in some(*recurrent_sizes):
-        chain, program = f"gru n={n} L={length} batch={batch}", recurrent(n, length, batch)
-        if n <= 16:
-            auto = gradient(*recurrent(n, length, batch, Setting().scan))
-            solved = {"newton": newton(n, length, batch)}
-            yield from both(chain, "scan", program, solved, {"auto": auto})
-        else:
-            yield from both(chain, "scan", program)
-    for n, layers, batch in some((16, 32, 8), (64, 32, 32), (256, 16, 64), (512, 8, 128)):
-        chain = f"mlp n={n} layers={layers} batch={batch}"
-        yield from both(chain, "unrolled", stack(n, layers, batch, None))
-    for n, layers, batch in some((16, 512, 8), (64, 256, 32), (256, 64, 64)):
-        chain = f"mlp n={n} layers={layers} batch={batch}"
-        yield from both(chain, "scan", stack(n, layers, batch))
+    recurrent = ((4, 1024, 1), (16, 1024, 8), (64, 1024, 1), (64, 256, 32), (256, 256, 8))
+    for size in some(*recurrent):
+        yield from both("gru", size, "scan", lax.scan, others=size[0] <= 16)
+    for size in some((16, 32, 8), (64, 32, 32), (256, 16, 64), (512, 8, 128)):
+        yield from both("tanh", size, "unrolled", unrolled)
+    for size in some((16, 512, 8), (64, 256, 32), (256, 64, 64)):
+        yield from both("tanh", size, "scan", lax.scan)
     for n, length in some((4, 2048), (16, 2048), (32, 1024)):
-        blocks = (normal(length, n, n, scale=n**-0.5 / 2), normal(length, n))
+        blocks = problem("dense", length, n, seed=0)
         others = {name: recurrence(name) for name in ("pcr", "cyclic_reduction", "chunked")}
-        program = recurrence("sequential"), blocks
-        chain = f"recurrence n={n} L={length}"
-        yield case(chain, "sequential", program, associative_scan=associative, **others)
+        labels = {"part": "times", "chain": f"recurrence n={n} L={length}"}
+        loop = {"sequential": recurrence("sequential")}
+        yield Case(labels, [blocks], loop, {"associative_scan": associative_scan, **others})
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:

@@ -21,9 +21,8 @@ from deeppcr.linear import Diagonals, Matrices, choose_solver
 from deeppcr.linear.choose import SOLVERS, name_of
 from experiments.bench import command
 from experiments.bench.columns import BENCH, LABELS
-from experiments.bench.command import positive
 from experiments.bench.engine import Case, bench
-from experiments.bench.plots import Figures, lines, loops, speedup_maps, styled
+from experiments.bench.plots import Figures, loops, speedup_maps, styled
 from experiments.bench.programs import Scan, baselines
 from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
@@ -121,7 +120,7 @@ def compared(rows: Sequence[Row], auto: str) -> Row:
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
-    """Speedups over L and w; times along L, and along w; of dense blocks."""
+    """Speedups over L and w, of dense blocks."""
     rows = [row for row in rows if is_benchmark(row) and row["kind"] == "dense"]
     if not rows:
         return {}
@@ -134,29 +133,15 @@ def pictures(rows: Sequence[Row]) -> Figures:
             *(("L", names["L"]), ("w", names["w"])),
             f"best parallel solver over the fastest of {loops(rows)}",
         )
-    right = [row for row in rows if "speedup" in row]
-    for topic, along, other in (("length", "L", "w"), ("width", "w", "L")):
-        ends = sorted({row[other] for row in right})
-        panels = {
-            f"{names[other]} = {end:,}": (
-                [row for row in right if row[other] == end],
-                *("ms", "time [ms]"),
-            )
-            for end in dict.fromkeys([*ends[:1], *ends[-1:]])
-        }
-        if panels:
-            title = f"{what}: time of a solve (down is better)"
-            found[topic] = lines(title, panels, along, names[along], share=True, height=4.4)
     return found
 
 
 def main(argv: list[str]) -> None:
     """Time the solvers."""
-    arguments = command.parser("recurrence", __doc__)
+    several = {"lengths": "numbers of steps", "widths": "numbers of rows of a block"}
+    arguments = command.parser("recurrence", __doc__, several=several)
     add = arguments.add_argument
     add("--kinds", nargs="+", choices=[*KINDS], default=["dense"], help="kinds of blocks (dense)")
-    add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of steps")
-    add("--widths", nargs="+", type=positive, metavar="W", help="numbers of rows of a block")
     add("--solvers", nargs="+", choices=PARALLEL, default=PARALLEL, help="which of them (all)")
     options = arguments.parse_args(argv)
     on_cpu = jax.default_backend() == "cpu"

@@ -20,12 +20,21 @@ Pictures = Callable[[list[Row]], Figures]
 SCRATCH = Path("build/pictures")  # for the rows and the picture of a run that nobody asked to keep
 
 
-def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+def parser(
+    name: str,
+    description: str | None,
+    parts: Sequence[str] = (),
+    several: Mapping[str, str] = {},
+    numbers: Mapping[str, str] = {},
+) -> argparse.ArgumentParser:
     """A command line with the options that all experiments share.
 
     Args:
         name: of the experiment.
         description: what `--help` says: the module's docstring.
+        parts: of the experiment, of which ``--parts`` chooses some.
+        several: further options of one or more integers from 1 on, and what they are.
+        numbers: the same of one integer.
     """
     found = argparse.ArgumentParser(
         prog=f"python -m experiments {name}",
@@ -46,6 +55,12 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     what = "least number of timed calls (%(default)s)"
     add("--repeats", type=positive, default=rounds, metavar="N", help=what)
     add("--seconds", type=float, metavar="S", help="start no new case after S seconds")
+    if parts:
+        add("--parts", nargs="+", choices=parts, default=parts, help="which parts (all)")
+    for option, said in several.items():
+        add(f"--{option}", nargs="+", type=positive, metavar="N", help=said)
+    for option, said in numbers.items():
+        add(f"--{option}", type=positive, metavar="N", help=said)
     return found
 
 
@@ -69,9 +84,8 @@ def run(
     tables: Tables,
     *,
     summary: Summary | None = None,
-    pictures: Pictures,
+    pictures: Pictures | None = None,
     together: Collection[str] = (),
-    printed: Callable[[Row], Row] = dict,
 ) -> None:
     """Run cases until all are done, time is over, or Ctrl-C: tables to stdout, progress to stderr.
 
@@ -83,9 +97,8 @@ def run(
         tables: the columns to print of each part ("part" of a row, "" without); rows of other
             parts are not printed.
         summary: makes texts and further tables of all rows.
-        pictures: draws rows; see `experiments.bench.plots`.
+        pictures: draws rows, if they are drawn; see `experiments.bench.plots`.
         together: parts whose rows make one table at the end, rather than one for each case.
-        printed: maps a row to the cells to print.
 
     Raises:
         SystemExit: code 130, after Ctrl-C.
@@ -97,7 +110,7 @@ def run(
     def show(rows: Sequence[Row]) -> None:
         for part in dict.fromkeys(row.get("part", "") for row in rows):
             if columns := tables.get(part):
-                group = [printed(row) for row in rows if row.get("part", "") == part]
+                group = [row for row in rows if row.get("part", "") == part]
                 text, names = layout(group, columns, part)
                 used.update({name: columns[name] for name in names})
                 PROGRESS.print(text + "\n")
@@ -137,6 +150,8 @@ def run(
     if code:
         raise SystemExit(code)
     PROGRESS.print(f"rows     {kept}")
+    if not pictures:
+        return
     if not every:
         PROGRESS.print("no picture: there are no rows to draw")
     elif can_draw():

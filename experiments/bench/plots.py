@@ -8,7 +8,7 @@ The module of an experiment draws its pictures by one function:
 with ``mlp.png``, the topic "forward" is ``mlp_forward.png``. Topics without rows are left out. A
 picture is as wide as a page, 700 pixels. Its title says what is drawn, a speedup names its
 baseline, an axis its unit, and legends are below the panels. There are four kinds: `lines` along
-an axis, `dots` for every case, `bars`, and `speedup_maps` over two axes.
+an axis, `dots` for every case, `curves` of training, and `speedup_maps` over two axes.
 
 All pictures of stored results are drawn anew, and nothing is measured, by
 
@@ -273,52 +273,16 @@ def dots(
     return drawing
 
 
-def bars(
-    title: str, rows: Sequence[Row], keys: Mapping[str, str], name: Callable[[Row], str]
-) -> Any:
-    """Panels of horizontal bars: ``keys`` maps what is drawn to its label.
-
-    Bars of sequential programs are grey.
-    """
-    drawing, panels = sheet(title, len(keys), height=1.1 + 0.26 * len(rows))
-    for axes, (key, xlabel) in zip(panels, keys.items(), strict=True):
-        mine = [(row, row[key]) for row in rows if key in row]
-        colors = ["0.6" if row.get("baseline") else BLUE for row, _ in mine]
-        drawn = axes.barh(range(len(mine)), [n for _, n in mine], color=colors, height=0.7)
-        axes.bar_label(drawn, [number(n) for _, n in mine], padding=3, fontsize=SMALL)
-        axes.set_yticks(
-            range(len(mine)), [name(row) if axes is panels[0] else "" for row, _ in mine]
-        )
-        least, most = min(n for _, n in mine), max(n for _, n in mine)
-        is_wide = most > 30 * least > 0
-        axes.set_xscale("log" if is_wide else "linear")
-        axes.set_xlim(right=(6 if is_wide else 1.25) * most)  # room for the numbers
-        axes.invert_yaxis()
-        axes.tick_params("y", length=0)
-        axes.grid(visible=False, axis="y")
-        axes.set_xlabel(xlabel)
-        if is_wide:
-            plain_numbers(axes.xaxis)
-    return drawing
-
-
-def curves(
-    title: str,
-    panels: Mapping[str, Sequence[Row]],
-    key: str = "losses",
-    xlabel: str = "training step",
-    ylabel: str = "loss [nats]",
-    log: bool = True,
-) -> Any:
+def curves(title: str, panels: Mapping[str, Sequence[Row]]) -> Any:
     """Panels of curves that lie on each other, the first wide and below: losses of trainings."""
     drawing, axes = sheet(title, len(panels), height=3.6)
     known = looks([row for rows in panels.values() for row in rows])
     for panel, (name, rows) in zip(axes, panels.items(), strict=True):
         for width, row in zip(np.linspace(6, 1, len(rows)), rows, strict=True):
             look = {"lw": width, "color": known[row["program"]]["color"]}
-            panel.plot(row[key], label=row["program"], **look)
-        panel.set(yscale="log" if log else "linear", xlabel=xlabel, title=name)
-    axes[0].set_ylabel(ylabel)
+            panel.plot(row["losses"], label=row["program"], **look)
+        panel.set(yscale="log", xlabel="training step", title=name)
+    axes[0].set_ylabel("loss [nats]")
     legend(drawing, 4)
     return drawing
 
@@ -380,11 +344,6 @@ def speedup_maps(
 def two_digits(value: float) -> str:
     """Two digits, and no exponent."""
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2g}"
-
-
-def number(value: float) -> str:
-    """Three digits, and no exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def short(value: float) -> str:

@@ -55,10 +55,6 @@ class Effort:
     patience: float = 20.0
     slow: float = math.inf
 
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"expected at least 1 round, got {self.rounds}")
-
 
 def clock(function: Callable[[], Any]) -> float:
     """Seconds from the call of ``function`` until its result has been computed."""

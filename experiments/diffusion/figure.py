@@ -9,21 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bench.plots import (
-    BLUE,
-    GREEN,
-    PINK,
-    RED,
-    Figures,
-    legend,
-    level,
-    loops,
-    plain_numbers,
-    series,
-    sheet,
-    styled,
-    values_as_ticks,
-)
+from experiments.bench import plots
+from experiments.bench.plots import BLUE, GREEN, PINK, RED, Figures, sheet, styled
 
 Row = dict[str, Any]
 SEQUENTIAL = "fastest of "  # the loops
@@ -140,14 +127,16 @@ def _distances(rows: Sequence[Row]) -> Any:
         mine = [row for row in rows if row["program"].startswith(f"{method}, ")]
         color, marker = LOOKS[method]
         look = {"color": color, "label": name}
-        series(axes, mine, "iterations", "W1 to sequential", f"{marker}-", **look)
+        plots.series(axes, mine, "iterations", "W1 to sequential", f"{marker}-", **look)
     axes.set(xscale="log", yscale="log", xlabel="iterations")
-    level(axes, "sequential samples of other noise", at=first["W1, other noise"], side="right")
+    plots.level(
+        axes, "sequential samples of other noise", at=first["W1, other noise"], side="right"
+    )
     axes.set_ylim(top=4 * first["W1, other noise"])
     axes.set_ylabel("Wasserstein-1 distance\n[1 is half the range of a pixel]")
     most = max(row.get("iterations") or 1 for row in rows)
-    values_as_ticks(axes.xaxis, [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= max(most, 2)])
-    legend(drawing)
+    plots.values_as_ticks(axes.xaxis, [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= max(most, 2)])
+    plots.legend(drawing)
     return drawing
 
 
@@ -166,15 +155,17 @@ def _lines(title: str, rows: Sequence[Row], along: str, panels: Mapping[str, str
             if method in LOOKS:
                 color, marker = LOOKS[method]
                 style, label = "-" if method == name else "--", METHODS.get(method, method)
-                label += fill(loops(rows), 36) if name == SEQUENTIAL else name.removeprefix(method)
+                label += (
+                    fill(plots.loops(rows), 36) if name == SEQUENTIAL else name.removeprefix(method)
+                )
                 face = color if method == name else "white"
                 look = {"color": color, "markerfacecolor": face, "label": label}
-                series(axes, points, along, key, marker + style, **look)
+                plots.series(axes, points, along, key, marker + style, **look)
         axes.set(xscale="log", yscale="log", ylabel=said)
         axes.set_xlabel({"L": "denoising steps", "w": "numbers a sample"}[along])
-        values_as_ticks(axes.xaxis, sorted({row[along] for row in rows}))
-        plain_numbers(axes.yaxis)
-    legend(drawing, 2)
+        plots.values_as_ticks(axes.xaxis, sorted({row[along] for row in rows}))
+        plots.plain_numbers(axes.yaxis)
+    plots.legend(drawing, 2)
     return drawing
 
 

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from experiments.diffusion.quality import accuracy
 from experiments.models import data, denoiser, training
 from experiments.models.training import Params, affine, cached, normal, train
 
@@ -132,45 +131,27 @@ def _coder(size: int, how: Training, images: Array, key: Array) -> Params:
     return cached(_name(f"coder{size}", how), first, make)
 
 
-@dataclasses.dataclass(frozen=True)
-class Judge:
-    """A classifier of digits.
+def judge(how: Training) -> Callable[[np.ndarray], np.ndarray]:
+    """A classifier trained on all digits, or read from the cache.
 
-    Attributes:
-        params: its weights.
-        accuracy: on held-out digits.
+    It maps images ``[n, 64]``, pixels from -1 to 1, to the probability of each class, ``[n, 10]``.
     """
-
-    params: Params
-    accuracy: float
-
-    def __call__(self, images: Array | np.ndarray) -> np.ndarray:
-        """The probability of each class, ``[n, 10]``, of images ``[n, 64]``, pixels in -1 to 1."""
-        return np.exp(_classify(self.params, jnp.asarray(images)))
-
-
-def judge(how: Training) -> Judge:
-    """A classifier trained on four fifths of the digits, or read from the cache."""
-    images, labels = data.pixels()
-    order = np.random.default_rng(how.seed).permutation(len(images))
-    unseen, seen = np.split(order, [len(images) // 5])
-    seen_images, seen_labels = jnp.asarray(images[seen]), jnp.asarray(labels[seen])
+    images, labels = map(jnp.asarray, data.pixels())
     of_weights, of_batches = jax.random.split(jax.random.key(how.seed + 1))
     first = _first(of_weights, "judge", PIXELS, how.coder_width, CLASSES)
 
     def loss(params: Params, key: Array) -> Array:
         of_image, of_noise = jax.random.split(key)
-        chosen = jax.random.randint(of_image, (BATCH,), 0, len(seen))
+        chosen = jax.random.randint(of_image, (BATCH,), 0, len(images))
         noise = 0.2 * jax.random.normal(of_noise, (BATCH, PIXELS), jnp.float32)
-        scores = _classify(params, seen_images[chosen] + noise)
-        return -jnp.take_along_axis(scores, seen_labels[chosen][:, None], axis=1).mean()
+        scores = _classify(params, images[chosen] + noise)
+        return -jnp.take_along_axis(scores, labels[chosen][:, None], axis=1).mean()
 
     def make() -> Params:
         return train(loss, first, how.judge_steps, 2e-3, of_batches)
 
     params = cached(_name("judge", how), first, make)
-    found = Judge(params, float("nan"))
-    return dataclasses.replace(found, accuracy=accuracy(found(images[unseen]), labels[unseen]))
+    return lambda images: np.exp(_classify(params, jnp.asarray(images)))
 
 
 def _name(what: str, how: Training) -> str:

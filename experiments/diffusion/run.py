@@ -6,10 +6,8 @@ stopped     samples after k iterations, converged or not, and with a loose toler
 iterations  by scheduler, method and number of steps: until all states agree to rounding, to 1e-3,
             or to a tenth of the noise of their steps; nothing is timed
 
-Sizes, steps and batches vary one at a time; --all takes every combination. Samples are handwritten
-digits. W1 is the Wasserstein-1 distance of a pixel, in the mean over pixels. A classifier judges
-the class of the samples. They are "indistinguishable" from sequential ones if W1 between the two is
-a tenth of W1 between sequential samples from different noise.
+Sizes, steps and batches vary one at a time. Samples are handwritten digits. W1 is the Wasserstein-1
+distance of a pixel, in the mean over pixels. A classifier judges the class of the samples.
 """
 
 import dataclasses
@@ -86,9 +84,7 @@ COUNTED_DRAWS = 2  # samples whose iterations are counted
 MOST_COLUMNS = 6_000_000  # of Jacobians, where a count stops: after about a minute on two cores
 CONVERGED = "converged"
 ROUNDING, RELATIVE, NOISE = "rounding", "1e-3", "noise"
-DISTANCE, SCATTER = "W1 to sequential", "W1, other noise"
 LOOSE = 0.01  # a tolerance that may suffice for samples
-CLOSE = 0.1  # of the distance between two sets of sequential samples: closer is indistinguishable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,10 +126,8 @@ class Scale:
     longest: float = 30.0
     longest_loop: int = 100
 
-    def cases(self, everything: bool) -> list[tuple[int, int, int]]:
+    def cases(self) -> list[tuple[int, int, int]]:
         """Sizes, steps and batches of all cases, the most telling first."""
-        if everything:
-            return list(itertools.product(self.sizes, self.steps, self.batches))
         size, steps, batch = self.middle
         varied = [(size, each, batch) for each in self.steps]
         varied += [(each, steps, batch) for each in self.sizes]
@@ -306,50 +300,21 @@ def _most_iterations(setup: Setup, name: str) -> int:
     return min(enough, max(MOST_COLUMNS // columns, 1))
 
 
-def summary(rows: list[Row]) -> Iterator[str]:
-    """By method, the iterations until samples are indistinguishable from sequential ones."""
-    stopped = [row for row in rows if row["part"] == "stopped"]
-    for size in dict.fromkeys(row["w"] for row in stopped):
-        mine = [row for row in stopped if row["w"] == size]
-        enough = ", ".join(f"{name} {number}" for name, number in sufficient(mine).items())
-        limit = f"W1 below {CLOSE * mine[0][SCATTER]:.2g}"
-        yield f"{size} latents, iterations until indistinguishable ({limit}): {enough or 'more'}"
-
-
-def sufficient(rows: list[Row]) -> dict[str, int]:
-    """By method, the least iterations whose samples are indistinguishable; see `CLOSE`."""
-    found: dict[str, int] = {}
-    ours = [row for row in rows if not row["baseline"]]
-    for row in sorted(ours, key=lambda row: row.get("iterations", 0)):
-        if DISTANCE in row and row[DISTANCE] <= CLOSE * row[SCATTER]:
-            found.setdefault(row["program"].partition(",")[0], row["iterations"])
-    return found
-
-
 def main(argv: list[str]) -> None:
     """Train or read the models, and measure."""
-    arguments = command.parser("diffusion", __doc__)
-    add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
-    names = list(SCHEDULERS)
-    add("--scheduler", choices=names, default="DDIM", help="the scheduler (%(default)s)")
-    add("--all", action="store_true", help="every combination of sizes, steps and batches")
+    arguments = command.parser("diffusion", __doc__, PARTS)
+    what, names = "the scheduler (%(default)s)", list(SCHEDULERS)
+    arguments.add_argument("--scheduler", choices=names, default="DDIM", help=what)
     options = arguments.parse_args(argv)
     scale = QUICK if options.quick else CPU if jax.default_backend() == "cpu" else ACCELERATOR
     device, effort = depth.at_hand(), Effort(options.repeats)
     bench = Bench(scale, schedule_of(options.scheduler), device, effort)
     jobs: list[command.Job] = []
     if "speed" in options.parts:
-        jobs += [partial(bench.speed, *case) for case in scale.cases(options.all)]
+        jobs += [partial(bench.speed, *case) for case in scale.cases()]
     if "stopped" in options.parts:  # second, for there may be no time for all
         jobs[1:1] = [partial(bench.stopped, size) for size in scale.stopped]
     if "iterations" in options.parts:
         counted = itertools.product(scale.steps, scale.schedulers)
         jobs += [partial(bench.iterations, name, steps) for steps, name in counted]
-    command.run(
-        options,
-        jobs,
-        TABLES,
-        summary=summary,
-        pictures=lambda rows: pictures(rows, bench.gallery),
-    )
+    command.run(options, jobs, TABLES, pictures=lambda rows: pictures(rows, bench.gallery))

@@ -14,8 +14,7 @@ from deeppcr.diffusion.sampler import step_noise
 from experiments.bench.engine import Variant
 from experiments.bench.programs import Scan
 from experiments.bench.table import Row
-from experiments.diffusion.latent import CLASSES, Generator, Judge
-from experiments.diffusion.quality import accuracy, agreement, confidence, wasserstein
+from experiments.diffusion.latent import CLASSES, Generator
 from experiments.models import denoiser
 
 TRAINED = {  # the noise levels of training, in the fields of diffusers
@@ -24,26 +23,21 @@ TRAINED = {  # the noise levels of training, in the fields of diffusers
     "beta_end": denoiser.BETAS[1],
     "beta_schedule": "linear",
     "prediction_type": "epsilon",
+    "timestep_spacing": "trailing",
 }
+LEADING = {"timestep_spacing": "leading"}
 SCHEDULERS: dict[str, dict[str, Any]] = {
-    "DDIM": {"_class_name": "DDIMScheduler", "timestep_spacing": "trailing", "clip_sample": False},
-    "DDPM": {"_class_name": "DDPMScheduler", "timestep_spacing": "trailing", "clip_sample": False},
-    "Euler": {"_class_name": "EulerDiscreteScheduler", "timestep_spacing": "trailing"},
-    "Euler-ancestral": {
-        "_class_name": "EulerAncestralDiscreteScheduler",
-        "timestep_spacing": "trailing",
-    },
-    "DPM-Solver++": {"_class_name": "DPMSolverMultistepScheduler", "timestep_spacing": "trailing"},
-    "SDE-DPM-Solver++": {
-        "_class_name": "DPMSolverMultistepScheduler",
-        "algorithm_type": "sde-dpmsolver++",
-        "timestep_spacing": "trailing",
-    },
-    "UniPC": {"_class_name": "UniPCMultistepScheduler", "timestep_spacing": "trailing"},
-    "DEIS": {"_class_name": "DEISMultistepScheduler", "timestep_spacing": "trailing"},
-    "LMS": {"_class_name": "LMSDiscreteScheduler", "timestep_spacing": "trailing"},
-    "Heun": {"_class_name": "HeunDiscreteScheduler", "timestep_spacing": "trailing"},
-    "PNDM": {"_class_name": "PNDMScheduler", "skip_prk_steps": True},
+    "DDIM": {"_class_name": "DDIMScheduler", "clip_sample": False},
+    "DDPM": {"_class_name": "DDPMScheduler", "clip_sample": False},
+    "Euler": {"_class_name": "EulerDiscreteScheduler"},
+    "Euler-ancestral": {"_class_name": "EulerAncestralDiscreteScheduler"},
+    "DPM-Solver++": {"_class_name": (MULTISTEP := "DPMSolverMultistepScheduler")},
+    "SDE-DPM-Solver++": {"_class_name": MULTISTEP, "algorithm_type": "sde-dpmsolver++"},
+    "UniPC": {"_class_name": "UniPCMultistepScheduler"},
+    "DEIS": {"_class_name": "DEISMultistepScheduler"},
+    "LMS": {"_class_name": "LMSDiscreteScheduler"},
+    "Heun": {"_class_name": "HeunDiscreteScheduler"},
+    "PNDM": {"_class_name": "PNDMScheduler", "skip_prk_steps": True, **LEADING},
 }
 DRAWS = 4  # batches of noise that each program cycles through
 ENOUGH = 32  # samples for statistics of a set
@@ -169,29 +163,68 @@ class Reference:
         other: as many from other noise.
         data: the training data.
         labels: ``[n]``, the digits that were asked for.
-        judge: the classifier.
+        judge: the classifier: probabilities ``[n, 10]``.
     """
 
     sequential: np.ndarray
     other: np.ndarray
     data: np.ndarray
     labels: np.ndarray
-    judge: Judge
+    judge: Callable[[np.ndarray], np.ndarray]
 
     def quality(self, images: np.ndarray) -> Row:
         """Cells on the quality of images ``[n, 64]``; none without images, or after overflow."""
         if not len(images) or not np.isfinite(images).all():
             return {}
-        classes = self.judge(images)
+        chances = self.judge(images)
+        classes = chances.argmax(axis=-1)
+        same = classes == self.judge(self.sequential).argmax(axis=-1)
         found = {
             "W1 to sequential": wasserstein(images, self.sequential),
-            "same class": agreement(classes, self.judge(self.sequential)),
+            "same class": float(same.mean()),
         }
         if len(images) < ENOUGH:
             return found
         return found | {
             "W1, other noise": wasserstein(self.other, self.sequential),
             "W1 to data": wasserstein(images, self.data),
-            "accuracy": accuracy(classes, self.labels),
-            "confidence": confidence(classes),
+            "accuracy": float((classes == self.labels).mean()),
+            "confidence": float(chances.max(axis=-1).mean()),
         }
+
+
+def wasserstein(a: np.ndarray, b: np.ndarray) -> float:
+    """The Wasserstein-1 distance of two sets of samples in each dimension, averaged over these.
+
+    In one dimension it is the area between the cumulative distributions F and G of the sets, ``∫
+    |F(x) - G(x)| dx``.
+
+    Args:
+        a: ``[n, dimensions]``, finite.
+        b: ``[m, dimensions]``; n and m may differ.
+
+    Returns:
+        The mean distance, in units of the samples.
+
+    Example:
+        >>> wasserstein(np.zeros((5, 2)), np.array([[1.0, 3.0]]))
+        2.0
+    """
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or not len(a) or not len(b):
+        raise ValueError(
+            f"a and b have shapes {a.shape} and {b.shape}, "
+            "expected [n, dimensions] and [m, dimensions]."
+        )
+    a, b = np.sort(a.astype(np.float64), axis=0), np.sort(b.astype(np.float64), axis=0)
+    points = np.sort(np.concatenate([a, b]), axis=0)
+    areas = [
+        np.abs(_below(a[:, d], x) - _below(b[:, d], x))
+        @ np.diff(x, append=x[-1])  # no area beyond the last point
+        for d, x in enumerate(points.T)
+    ]
+    return float(np.mean(areas))
+
+
+def _below(ordered: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The share of entries that are at most x."""
+    return np.searchsorted(ordered, x, side="right") / len(ordered)

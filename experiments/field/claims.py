@@ -82,8 +82,9 @@ def claims(quick: bool) -> Iterator[Claim]:
     for length in (SHORT,) if quick else (SHORT, LONG):
         yield from _contracting(length)
     for length in (512,) if quick else (512, LONG):
-        for name, cell in (("ParaGRU", published.para_gru), ("ParaLSTM", published.para_lstm)):
-            yield Claim(name, "ParaRNN", "3 to 4", partial(cell, 8, length), most=4)
+        for name in ("ParaGRU", "ParaLSTM"):
+            make = partial(published.para_rnn, name, 8, length)
+            yield Claim(name, "ParaRNN", "3 to 4", make, most=4)
     make = partial(published.deer_demo, 1000 if quick else 10_000)
     yield Claim("GRU", "DEER", "", make, error=2.4e-7)
     make = partial(published.tanh_rnn, 32, 2048 if quick else 65_536)

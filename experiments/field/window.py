@@ -12,6 +12,7 @@ because those before it did not.
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,23 +20,22 @@ import numpy as np
 from experiments.models.chains import Model
 
 
-def root_mean_square(update: np.ndarray) -> np.ndarray:
-    """Of the entries of each state, ``[n, w]``: the paper's norm of an update."""
-    found: np.ndarray = np.sqrt(np.square(update).mean(axis=-1))
-    return found
+# Norms of the updates ``[n, w]`` of n states: the paper's, and that of ``atol``.
+def root_mean_square(update: np.ndarray) -> Any:
+    """``[n]``"""
+    return np.sqrt(np.square(update).mean(axis=-1))
 
 
-def largest_entry(update: np.ndarray) -> np.ndarray:
-    """Of the entries of each state, ``[n, w]``: the norm of ``atol``."""
-    found: np.ndarray = np.abs(update).max(axis=-1)
-    return found
+def largest_entry(update: np.ndarray) -> Any:
+    """``[n]``"""
+    return np.abs(update).max(axis=-1)
 
 
 def sliding_picard(
     model: Model,
     window: int,
     tolerance: float | np.ndarray,
-    norm: Callable[[np.ndarray], np.ndarray] = root_mean_square,
+    norm: Callable[[np.ndarray], Any] = root_mean_square,
 ) -> tuple[np.ndarray, int]:
     """All states of a chain of vectors ``[w]``, and the number of iterations.
 

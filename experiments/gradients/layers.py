@@ -1,9 +1,8 @@
 """A training step's gradient through a recurrent layer: `flax.nnx.RNN` and `deeppcr.nn.RNN`."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,58 +31,42 @@ QUICK = ((500, 4, 8),)
 FEATURES = 3
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A cell over a batch of sequences.
-
-    Attributes:
-        cell: the name of a cell of flax or of `deeppcr.nn`.
-        length: T.
-        units: of the cell.
-        batch: number of sequences.
-    """
+class Layer(NamedTuple):
+    """A cell of flax or of `deeppcr.nn`, by name, over a batch of sequences of T steps."""
 
     cell: str
     length: int
     units: int
     batch: int
 
-    def gradient(self, layer: Callable[..., Any]) -> Callable[..., Any]:
-        """Of the outputs' mean square with respect to the parameters and the inputs."""
-        from flax import nnx
-
-        graph, _, rest = self._split(layer)
-
-        def loss(params: Any, xs: Array) -> Array:
-            here = jax.tree.map(lambda leaf: leaf, rest)  # variables of this trace
-            return jnp.square(nnx.merge(graph, params, here)(xs)).mean()
-
-        return jax.grad(loss, argnums=(0, 1))
-
-    def _split(self, layer: Callable[..., Any]) -> tuple[Any, Any, Any]:
-        """Its graph, its parameters, and its other variables."""
+    def variant(self, layer: Callable[..., Any], inputs: Array) -> Variant:
+        """The gradient of the outputs' mean square by the parameters and the inputs."""
         from flax import nnx
 
         home = deeppcr.nn if hasattr(deeppcr.nn, self.cell) else nnx
         cell = getattr(home, self.cell)(FEATURES, self.units, rngs=nnx.Rngs(0))
         graph, params, *rest = nnx.split(layer(cell), nnx.Param, ...)
-        return graph, params, rest[0]
+
+        def loss(params: Any, xs: Array) -> Array:
+            here = jax.tree.map(lambda leaf: leaf, rest[0])  # variables of this trace
+            return jnp.square(nnx.merge(graph, params, here)(xs)).mean()
+
+        return Variant(jax.grad(loss, argnums=(0, 1)), [(params, xs) for xs in inputs])
 
     def case(self) -> Case:
         """`flax.nnx.RNN` with every form of its loop, and `deeppcr.nn.RNN`."""
         from flax import nnx
 
-        random = np.random.default_rng(0)
         shape = 2, self.batch, self.length, FEATURES
-        inputs = jnp.asarray(random.standard_normal(shape, np.float32))
+        inputs = jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32))
         loops: dict[str, Callable[..., Any]] = {SCAN: nnx.RNN}
         loops |= {f"{SCAN}, unroll {n}": partial(nnx.RNN, unroll=n) for n in UNROLLS}
         labels = {"part": "layers", "kind": self.cell, "L": self.length, "w": self.units}
         return Case(
             labels | {"batch": self.batch, "direction": "gradient"},
-            arguments=[(self._split(nnx.RNN)[1], xs) for xs in inputs],
-            baselines={name: self.gradient(layer) for name, layer in loops.items()},
-            variants={"auto": Variant(self.gradient(deeppcr.nn.RNN))},
+            arguments=[],
+            baselines={name: self.variant(layer, inputs) for name, layer in loops.items()},
+            variants={"auto": self.variant(deeppcr.nn.RNN, inputs)},
         )
 
     def rows(self, device: depth.Device, effort: Effort) -> Iterator[Row]:

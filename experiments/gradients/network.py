@@ -13,16 +13,9 @@ from jax import Array
 import deeppcr
 import depth
 from deeppcr import Adjoint, Newton, Recurrence
+from experiments.bench import programs
 from experiments.bench.engine import Case, Variant, bench
-from experiments.bench.programs import (
-    BACKPROP,
-    BEST_LOOP,
-    Scan,
-    Setting,
-    baselines,
-    captured,
-    fused,
-)
+from experiments.bench.programs import BACKPROP, Scan, Setting, captured
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.models import cells
@@ -152,7 +145,7 @@ class Size:
         network = self.network
         make = network.states if direction == "forward" else network.gradient
         labels = {"part": self.part, "kind": network.kind, "L": self.length, "w": network.n}
-        loops: dict[str, Any] = baselines(make, self.length)
+        loops: dict[str, Any] = programs.baselines(make, self.length)
         variants: dict[str, Any] = {
             name: Variant(make(setting.scan), solve=network.solve(setting.method))
             for name, setting in PARTS[self.part][direction].items()
@@ -161,7 +154,9 @@ class Size:
         return Case(
             labels | {"batch": self.batch, "direction": direction},
             arguments=arguments,
-            baselines=loops | captured(loops, BEST_LOOP) | fused(make, arguments[0], batch_ndim=1),
+            baselines=loops
+            | captured(loops, programs.BEST_LOOP)
+            | programs.fused(make, arguments[0], batch_ndim=1),
             variants=variants | captured(variants),
         )
 

@@ -18,8 +18,7 @@ weights and inputs are computed for all steps at once in every program.
 """
 
 import argparse
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -29,9 +28,7 @@ import jax
 import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST, LABELS
-from experiments.bench.command import positive
 from experiments.bench.plots import Figures, curves, dots, lines, loops, styled
-from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
 from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
@@ -123,24 +120,6 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
     return [*chosen["adjoints"], *first, *others, *rest]
 
 
-def summary(rows: Sequence[Row]) -> Iterator[str | list[Row]]:
-    """The fastest programs, and the speedups of "auto" in the adjoints."""
-    yield command.part("fastest programs", best(rows))
-    for part, direction in (*product(("adjoints",), DIRECTIONS), ("layers", "gradient")):
-        ours = [row for row in rows if row["part"] == part and row["program"] == "auto"]
-        found = [row for row in ours if row["direction"] == direction and "speedup" in row]
-        if found:
-            means, least = [], []
-            for key in (f"over {SCAN}", "speedup"):
-                each = [float(row[key]) for row in found]
-                means.append(statistics.geometric_mean(each))
-                least.append(min(each))
-            yield (
-                f"{part}, {direction}, auto: {means[0]:.2f}x {SCAN} (geometric mean; least "
-                f"{least[0]:.2f}x), {means[1]:.2f}x the fastest loop (least {least[1]:.2f}x)"
-            )
-
-
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
     """Speedups of gradients, forward passes and layers; learning."""
@@ -199,15 +178,19 @@ def pictures(rows: Sequence[Row]) -> Figures:
 
 def main(argv: list[str]) -> None:
     """Measure what the command line asks for."""
-    arguments = command.parser("gradients", __doc__)
+    several = {"lengths": "steps", "widths": "units", "batches": "sequences"}
+    several = {name: f"numbers of {what} (adjoints)" for name, what in several.items()}
+    steps = {"steps": "training steps (by task)"}
+    arguments = command.parser("gradients", __doc__, PARTS, several, steps)
     add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
     what = "which directions (both; quick: one a part)"
     add("--directions", nargs="+", choices=DIRECTIONS, help=what)
-    add("--lengths", nargs="+", type=positive, metavar="T", help="numbers of steps (adjoints)")
-    add("--widths", nargs="+", type=positive, metavar="N", help="numbers of units (adjoints)")
-    add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes (adjoints)")
-    add("--steps", type=positive, metavar="N", help="training steps (by task)")
     add("--aeon", type=Path, metavar="PATH", help="read aeon's data from this wheel or folder")
     options = arguments.parse_args(argv)
-    command.run(options, jobs(options), TABLES, summary=summary, pictures=pictures)
+    command.run(
+        options,
+        jobs(options),
+        TABLES,
+        summary=lambda rows: iter([command.part("fastest programs", best(rows))]),
+        pictures=pictures,
+    )

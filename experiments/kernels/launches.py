@@ -59,31 +59,20 @@ class Total(NamedTuple):
         return Total(*(mine + times * its for mine, its in zip(self, other, strict=True)))
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A loop.
-
-    Attributes:
-        name: the scopes in which jax has traced it: "jit(f)/newton/while".
-        trips: number of trips; None if it depends on data.
-    """
-
-    name: str
-    trips: int | None
-
-
 class Thunk(NamedTuple):
     """A thunk, and those that it runs.
 
     Attributes:
         kind: what XLA calls it: "kCustomKernel", "kWhile", ...
         parts: sequences by name: "condition" and "body" of a loop, a branch, or "" for all others.
-        loop: if it is one.
+        loop: of a loop, the scopes in which jax has traced it: "jit(f)/newton/while".
+        trips: of a loop; None if they depend on data.
     """
 
     kind: str
     parts: dict[str, list["Thunk"]]
-    loop: Loop | None = None
+    loop: str = ""
+    trips: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +90,7 @@ class Program:
 
     def trip(self, counts: Callable[[str], bool]) -> int:
         """Nodes in the body of the loop with the most, of those whose name ``counts``."""
-        bodies = (body for loop, body in _bodies(self.thunks) if counts(loop.name))
+        bodies = (body for loop, body in _bodies(self.thunks) if counts(loop))
         return max((_total(body, lambda _: 0, captured=False).nodes for body in bodies), default=0)
 
 
@@ -127,8 +116,8 @@ def read(dump: Dump) -> Program:
             indentation, index, kind = len(found[1]), int(found[2]), found[3]
             while inside and indentation <= inside[-1][0]:
                 inside.pop()
-            loop = _loop(loops, made_of.get(index, "")) if kind == "kWhile" else None
-            thunk = Thunk(kind, {}, loop)
+            loop = _loop(loops, made_of.get(index, "")) if kind == "kWhile" else ("", None)
+            thunk = Thunk(kind, {}, *loop)
             holder = inside[-1][1].parts.setdefault(inside[-1][2], []) if inside else first
             holder.append(thunk)
             inside.append((indentation, thunk, ""))
@@ -137,11 +126,11 @@ def read(dump: Dump) -> Program:
     return Program(first)
 
 
-def _loop(loops: dict[str, str], name: str) -> Loop:
+def _loop(loops: dict[str, str], name: str) -> tuple[str, int | None]:
     if name not in loops:
         raise ValueError(f"expected a loop among the instructions, but {name!r} is none.")
     trips = _TRIPS.search(loops[name])
-    return Loop(scopes(loops[name]), int(trips[1]) if trips else None)
+    return scopes(loops[name]), int(trips[1]) if trips else None
 
 
 def scopes(instruction: str) -> str:
@@ -159,9 +148,9 @@ def _total(thunks: list[Thunk], trips: Callable[[str], int], captured: bool) -> 
             name: _total(part, trips, captured or thunk.kind == "kCommandBuffer")
             for name, part in thunk.parts.items()
         }
-        if thunk.loop:
-            counted = thunk.loop.trips
-            times = trips(thunk.loop.name) if counted is None else counted
+        if thunk.kind == "kWhile":
+            counted = thunk.trips
+            times = trips(thunk.loop) if counted is None else counted
             total = total.plus(parts["body"], times)
             if captured or counted is None:
                 after = sets if captured else Total(waits=1)
@@ -179,10 +168,10 @@ def _total(thunks: list[Thunk], trips: Callable[[str], int], captured: bool) -> 
     return total
 
 
-def _bodies(thunks: list[Thunk]) -> Iterator[tuple[Loop, list[Thunk]]]:
+def _bodies(thunks: list[Thunk]) -> Iterator[tuple[str, list[Thunk]]]:
     """The loops in a sequence, and their bodies."""
     for thunk in thunks:
-        if thunk.loop:
+        if thunk.kind == "kWhile":
             yield thunk.loop, thunk.parts["body"]
         for part in thunk.parts.values():
             yield from _bodies(part)

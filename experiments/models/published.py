@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+import deeppcr
 from experiments.models import cells
 from experiments.models.chains import Model
 from experiments.models.training import normal
@@ -69,54 +70,21 @@ def deer_demo(length: int = 10_000, width: int = 2, batch: int = 16, seed: int =
     return Model(partial(cells.gru, weights), inputs, jnp.zeros((batch, width), jnp.float32))
 
 
-def para_gru(width: int, length: int, seed: int = 0) -> Model:
-    """The GRU of ParaRNN: its gates read each unit's own state alone, so the Jacobian is diagonal.
+def para_rnn(kind: str, width: int, length: int, seed: int = 0) -> Model:
+    """The cell of ParaRNN, "ParaGRU" or "ParaLSTM", with weights uniform in +- 1/sqrt(n).
 
-    ``u, r = s(a_u h + (x W + b)_u), s(a_r h + (x W + b)_r)``, then
-    ``(1 - u) h + u tanh(a_c r h + (x W + b)_c)``.
+    Gates read their own unit alone: the Jacobian is diagonal, or has blocks of 2.
     """
-    weights, inputs = _diagonal_cell(width, length, seed)
-    n = width
+    from flax import nnx
 
-    def step(h: Array, x: Array) -> Array:
-        own, read = weights["own"], cells.read(weights, x)
-        update = jax.nn.sigmoid(own[0] * h + read[:n])
-        reset = jax.nn.sigmoid(own[1] * h + read[n : 2 * n])
-        return (1 - update) * h + update * jnp.tanh(own[2] * reset * h + read[2 * n :])
-
-    return Model(step, inputs, jnp.zeros(n, jnp.float32))
-
-
-def para_lstm(width: int, length: int, seed: int = 0) -> Model:
-    """The LSTM of ParaRNN: gates read their own unit, input and forget gate are one, and peepholes.
-
-    ``f = s(a_f h + p_f c + (x W + b)_f)``, ``c' = f c + (1 - f) tanh(a_g h + (x W + b)_g)``, then
-    ``h' = s(a_o h + p_o c' + (x W + b)_o) tanh(c')``: the Jacobian has blocks of 2.
-    """
-    weights, inputs = _diagonal_cell(width, length, seed)
-    n = width
-
-    def step(state: Pair, x: Array) -> Pair:
-        h, c = state
-        own, peephole, read = weights["own"], weights["peephole"], cells.read(weights, x)
-        forget = jax.nn.sigmoid(own[0] * h + peephole[0] * c + read[:n])
-        c = forget * c + (1 - forget) * jnp.tanh(own[1] * h + read[n : 2 * n])
-        out = jax.nn.sigmoid(own[2] * h + peephole[1] * c + read[2 * n :])
-        return out * jnp.tanh(c), c
-
-    zeros = jnp.zeros(n, jnp.float32)
-    return Model(step, inputs, (zeros, zeros))
-
-
-def _diagonal_cell(width: int, length: int, seed: int) -> tuple[dict[str, Array], Array]:
-    """Weights, uniform in +- 1/sqrt(n), and normal inputs."""
     rng, bound = np.random.default_rng(seed), width**-0.5
-    shapes = {"W": (width, 3 * width), "b": (3 * width,), "own": (3, width), "peephole": (2, width)}
-    weights = {
-        name: jnp.asarray(rng.uniform(-bound, bound, shape), jnp.float32)
-        for name, shape in shapes.items()
-    }
-    return weights, jnp.asarray(rng.normal(size=(length, width)), jnp.float32)
+    graph, weights = nnx.split(getattr(deeppcr.nn, kind)(width, width, rngs=nnx.Rngs(0)))
+    weights = jax.tree.map(
+        lambda w: jnp.asarray(rng.uniform(-bound, bound, w.shape), jnp.float32), weights
+    )
+    cell = nnx.merge(graph, weights)
+    inputs = jnp.asarray(rng.normal(size=(length, width)), jnp.float32)
+    return Model(lambda state, x: cell(state, x)[0], inputs, cell.initialize_carry((width,)))
 
 
 def mean_field_rnn(gain: float, length: int, width: int = 48, seed: int = 0) -> Model:

@@ -126,17 +126,15 @@ class Task:
         return jax.grad(loss, (0, 1, 2))
 
 
-def task(specimen: Specimen, gain: float = 1.0) -> Task:
-    """The chain of a specimen, with random weights; ``gain`` scales those of recurrent products."""
+def task(specimen: Specimen) -> Task:
+    """The chain of a specimen, with random weights."""
     keys = iter(jax.random.split(jax.random.key(specimen.width), 8))
     n, length, batch = specimen.width, specimen.length, specimen.batch
 
     def normal(*shape: int, scale: float = 1.0) -> Array:
         return scale * jax.random.normal(next(keys), shape, jnp.float32)
 
-    near = (
-        gain * n**-0.5
-    )  # the spectral radius of a random matrix is sqrt(n) times its entries' size
+    near = n**-0.5  # the spectral radius of a random matrix is sqrt(n) times its entries' size
     init = jnp.zeros((batch, n), jnp.float32)
     sequence = normal(length, batch, n)
     match specimen.kind:
@@ -149,18 +147,13 @@ def task(specimen: Specimen, gain: float = 1.0) -> Task:
                 normal(batch, n),
                 layers,
             )
-        case "gru":
-            weights = {
-                "x": normal(n, 3 * n, scale=near),
-                "h": normal(n, 2 * n, scale=near),
-                "hn": normal(n, n, scale=near),
-            }
-            return Task(_gru, weights, init, sequence)
-        case "lstm":
-            weights = {"W": normal(n, 4 * n, scale=near), "U": normal(n, 4 * n, scale=near)}
-            weights["b"] = (
-                jnp.zeros(4 * n, jnp.float32).at[n : 2 * n].set(1.0)
-            )  # remembers to begin with
+        case "gru" | "lstm":
+            gates = 3 if specimen.kind == "gru" else 4
+            weights = {name: normal(n, gates * n, scale=near) for name in ("W", "U")}
+            zeros = jnp.zeros(gates * n, jnp.float32)
+            if specimen.kind == "gru":
+                return Task(cells.gru, weights | {"b": zeros, "c": zeros}, init, sequence)
+            weights["b"] = zeros.at[n : 2 * n].set(1.0)  # remembers to begin with
             return Task(cells.lstm, weights, (init, init), sequence)
         case "residual conv":
             filters = {"w": normal(length, 3, CHANNELS, CHANNELS, scale=0.3 / length**0.5)}
@@ -169,14 +162,6 @@ def task(specimen: Specimen, gain: float = 1.0) -> Task:
             weights = {"a": normal(n), "u": 0.5 * normal(n)}
             return Task(_elementwise, weights, init, sequence)
     raise ValueError(f"kind is {specimen.kind!r}, expected one of {KINDS}.")
-
-
-def _gru(weights: Any, h: Array, x: Array) -> Array:
-    """The GRU as first published, with the reset gate before the product; see `cells.gru`."""
-    n = h.shape[-1]
-    x = x @ weights["x"]
-    reset, update = jnp.split(jax.nn.sigmoid(x[..., : 2 * n] + h @ weights["h"]), 2, axis=-1)
-    return update * h + (1 - update) * jnp.tanh(x[..., 2 * n :] + (reset * h) @ weights["hn"])
 
 
 def _convolution(_: Any, z: Array, layer: Any) -> Array:

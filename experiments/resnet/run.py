@@ -32,9 +32,8 @@ import depth
 from deeppcr import Result
 from experiments.bench import command
 from experiments.bench.columns import BENCH, LABELS
-from experiments.bench.command import positive
 from experiments.bench.engine import Case, Variant, bench, distance
-from experiments.bench.plots import Figures, bars, curves, lines, styled
+from experiments.bench.plots import Figures, curves, lines, styled
 from experiments.bench.programs import SCAN, baselines
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
@@ -277,7 +276,7 @@ def summary(rows: list[Row]) -> Iterator[str | list[Row]]:
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
-    """Times of a training step by L; losses; accuracy; errors of what is stopped early."""
+    """Times of a training step by L; losses; errors of what is stopped early."""
     times, training, approximate = ([row for row in rows if row["part"] == part] for part in PARTS)
     found: Figures = {}
     blocks = "residual blocks L"
@@ -293,13 +292,6 @@ def pictures(rows: Sequence[Row]) -> Figures:
     if training:
         title = f"Training through {training[0]['L']} residual blocks: the same by every program"
         found["losses"] = curves(title, {"losses lie on each other": training})
-    judged = [row | {"%": 100 * row["accuracy"]} for row in (*training, *approximate)
-              if "accuracy" in row]  # fmt: skip
-    if judged:
-        title = "Held-out digits right after training (grey: stopped after k iterations)"
-        grey = [row | {"baseline": "k" in row} for row in judged]
-        name = lambda row: str(row["program"]).replace("approximate: ", "")  # noqa: E731
-        found["accuracy"] = bars(title, grey, {"%": "digits right [%]"}, name)
     if approximate:
         title = "Gradient, if stopped after k iterations (down is better)"
         named = [row | {"program": row["variant"]} for row in approximate]
@@ -311,13 +303,11 @@ def pictures(rows: Sequence[Row]) -> Figures:
 
 def main(argv: list[str]) -> None:
     """Measure and train."""
-    arguments = command.parser("resnet", __doc__)
-    add = arguments.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="which parts (all)")
-    add("--lengths", nargs="+", type=positive, metavar="L", help="numbers of blocks to time")
-    add("--length", type=positive, metavar="L", help="number of blocks to train")
-    add("--steps", type=positive, metavar="N", help="training steps")
-    add("--limit", type=float, metavar="S", help="seconds after which a training stops")
+    numbers = {"length": "number of blocks to train", "steps": "training steps"}
+    several = {"lengths": "numbers of blocks to time"}
+    arguments = command.parser("resnet", __doc__, PARTS, several, numbers)
+    what = "seconds after which a training stops"
+    arguments.add_argument("--limit", type=float, metavar="S", help=what)
     options = arguments.parse_args(argv)
     scale = QUICK if options.quick else ON_CPU if jax.default_backend() == "cpu" else ON_ACCELERATOR
     given = {name: getattr(options, name) for name in ("lengths", "length", "steps", "limit")}
