@@ -16,7 +16,7 @@ from deeppcr.fused import CannotFuse, FusedStep, fused_scan
 from deeppcr.platforms import platform, platforms
 from deeppcr.progress import Progress, check_progress
 from deeppcr.ran import Ran
-from deeppcr.rewrites.small_products import write_out, write_out_differentiated
+from deeppcr.rewrites.small_products import write_out
 from deeppcr.solution import Result, Run, Stats
 from deeppcr.state import Leaves
 from depth.jaxprs import Replacement
@@ -208,11 +208,3 @@ def run_sequentially(
     )
     rest = iter(own)
     return last, trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
-
-
-def run_differentiated(
-    chain: TracedChain, initial: Leaves, rewritten: bool, unroll: int = 1
-) -> tuple[Leaves, Leaves, Leaves]:
-    """`run_sequentially` for derivatives by jax; ``rewritten`` as in `Autodiff`."""
-    replace = write_out_differentiated if rewritten else None
-    return run_sequentially(chain, initial, replace, unroll, cuts=rewritten)

@@ -275,6 +275,6 @@ def test_jaxs_gradient_of_the_last_state_takes_no_more_memory():
         compiled = jax.jit(jax.grad(loss, (0, 1))).lower(*WIDE).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    autodiff = Autodiff(with_states=True, rewritten=False)
+    autodiff = Autodiff(with_states=True)
     ours = memory(deeppcr.scan, method="sequential", adjoint=autodiff)
     assert ours <= 1.05 * memory(jax.lax.scan)

@@ -16,12 +16,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Literal
 
-from deeppcr.adjoint.transposed import transposed_by, zero_tangent
+from deeppcr.adjoint.transposed import moving, transposed_by, zero_tangent
 from deeppcr.avals import abstract
 from deeppcr.effects import CUSTOM_VJP
 from deeppcr.partition import combine, floating, partition
@@ -166,15 +164,10 @@ def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
         return list(map(_batched_in_front, bind(equation, operands)))
 
     def push(primals: Leaves, tangents: list[Any]) -> tuple[list[Any], list[Any]]:
-        mask = [
-            not isinstance(t, SymbolicZero) and getattr(t, "dtype", None) != jax.dtypes.float0
-            for t in tangents
-        ]
+        mask, moved = moving(primals, tangents)
         results, rule = _pull(equation, primals, mask)
-        known, given = partition(primals, mask), floating(equation.outvars)
-        pairs = zip(partition(tangents, mask), known, strict=True)
-        moved = [jnp.asarray(t, x.dtype) for t, x in pairs]
-        pushed = transposed_by(rule, moved, partition(results, given), known)
+        given = floating(equation.outvars)
+        pushed = transposed_by(rule, moved, partition(results, given), partition(primals, mask))
         zeros = list(map(zero_tangent, results))
         return list(map(_batched_in_front, results)), combine(
             zeros, given, map(_batched_in_front, pushed)

@@ -25,31 +25,29 @@ compositions. It keeps the trajectory from the forward pass, and no Jacobian.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
-from jax.custom_derivatives import SymbolicZero
-from jax.interpreters import ad
+from jax import Array
 
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.solver import AdjointSolver
-from deeppcr.adjoint.transposed import linear_in, nothing_of, one_of, scaled, zeros_of
+from deeppcr.adjoint.transposed import linear_in, moving, solve_tangents
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import scan_in_chunks
-from deeppcr.linear_system import linear_system
 from deeppcr.partition import combine, partition
 from deeppcr.ran import Ran
 from deeppcr.rewrites.gradients import plain_gradients
-from deeppcr.sequential import run_differentiated
+from deeppcr.sequential import run_sequentially
 from deeppcr.solution import Result, Run, Stats, last_of
 from deeppcr.state import Leaves, add
 from deeppcr.step import Step
 from depth.jaxprs import is_literal, moved_by
 
-_Pushed = tuple[Run, Leaves, Leaves, Leaves]
+Tangents = tuple[Leaves, Leaves, Leaves]  # of the initial state, the inputs, captured arrays
+Pushed = tuple[Run, Leaves, Leaves, Leaves]
 
 
 @jax.tree_util.register_static
@@ -67,24 +65,23 @@ class Autodiff:
             must be added in one run, to be clipped as one sum.
         with_stats: whether the method runs, too, for its statistics.
         unroll: the number of steps per trip of the loops, an integer >= 1.
-        rewritten: whether small products are written out, and slices come first, as in the
-            sequential program of a CPU.
     """
 
     with_states: bool = False
     with_stats: bool = False
     unroll: int = 1
-    rewritten: bool = True
 
-    def push(self, solve: Callable[[], Run], chain: TracedChain, moved: "_Moved") -> _Pushed:
+    def push(
+        self, solve: Callable[[], Run], chain: TracedChain, moves: "_Moves", tangents: Tangents
+    ) -> Pushed:
         """See `pushes`."""
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves, Leaves]:
-            here, initial = moved.put(chain, x, c), moved.initial.put(chain.initial, z)
-            return run_differentiated(here, initial, self.rewritten, self.unroll)
+            initial = combine(chain.initial, moves.initial, z)
+            return run_sequentially(moves.put(chain, x, c), initial, None, self.unroll, cuts=False)
 
-        found, tangents = jax.jvp(program, moved.of(chain), moved.tangents)
-        (last, states, outputs), (of_last, t, by_outputs) = found, tangents
+        found, pushed = jax.jvp(program, moves.of(chain), tangents)
+        (last, states, outputs), (of_last, t, by_outputs) = found, pushed
         if chain.axis != LOCAL:
             last = of_last = []
         if not self.with_states:
@@ -103,134 +100,88 @@ def pushes(
     solve: Callable[[TracedChain], Run],
     chain: TracedChain,
     tangents: TracedChain,
-) -> tuple[Mapping[str, Callable[["_Tangents"], _Pushed]], "_Tangents"]:
+) -> tuple[Mapping[str, Callable[[Tangents], Pushed]], Tangents]:
     """A function per platform that runs a chain with its tangents, and the tangents to pass to it.
 
     It returns the run, and the tangents of its states, of its outputs, and of its last state, if
     the run has that. ``solve`` runs the chain, unless ``Autodiff`` does, with its step or with one
     of the same values.
     """
-    moved = _Moved.split(chain, tangents)
+    z, x, c = map(moving, _parts(chain), _parts(tangents))
+    moves = _Moves(z[0], x[0], c[0])
     found = {
-        name: partial(_push, adjoint, solve, chain, moved) for name, adjoint in adjoints.items()
+        name: partial(_push, adjoint, solve, chain, moves) for name, adjoint in adjoints.items()
     }
-    return found, moved.tangents
+    return found, (z[1], x[1], c[1])
 
 
-_Tangents = tuple[Leaves, Leaves, Leaves]
+def _parts(chain: TracedChain) -> tuple[Leaves, Leaves, Leaves]:
+    return chain.initial, chain.inputs, chain.captured
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """Which leaves of a list are differentiated, and their tangents."""
+class _Moves(NamedTuple):
+    """Which leaves of a chain are differentiated: the ``v`` of the linear system."""
 
-    mask: tuple[bool, ...]
-    tangents: Leaves
-
-    @classmethod
-    def split(cls, leaves: Sequence[Any], tangents: Sequence[Any]) -> "_Part":
-        mask = tuple(
-            not isinstance(t, SymbolicZero | ad.Zero)
-            and getattr(t, "dtype", None) != jax.dtypes.float0
-            for t in tangents
-        )
-        pairs = zip(leaves, tangents, mask, strict=True)
-        # Under jit a tangent may be a number, or weakly typed.
-        return cls(mask, [jnp.asarray(t, z.dtype) for z, t, moves in pairs if moves])
-
-    def of(self, leaves: Leaves) -> Leaves:
-        """Those among ``leaves``."""
-        return partition(leaves, self.mask)
-
-    def put(self, leaves: Leaves, moving: Leaves) -> Leaves:
-        """``leaves``, with the differentiated ones replaced by ``moving``."""
-        return combine(leaves, self.mask, moving)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Moved:
-    """The differentiated leaves of a chain: the ``v`` of the linear system."""
-
-    initial: _Part
-    inputs: _Part
-    captured: _Part
-
-    @classmethod
-    def split(cls, chain: TracedChain, tangents: TracedChain) -> "_Moved":
-        """From the tangents that jax passes to a rule, where zeros are symbolic."""
-        names = ("initial", "inputs", "captured")
-        parts = ((getattr(chain, name), getattr(tangents, name)) for name in names)
-        return cls(*(_Part.split(*part) for part in parts))
-
-    @property
-    def tangents(self) -> _Tangents:
-        """``(dz_0, dx, dc)``."""
-        return self.initial.tangents, self.inputs.tangents, self.captured.tangents
+    initial: Sequence[bool]
+    inputs: Sequence[bool]
+    captured: Sequence[bool]
 
     def reach_states(self, step: Step) -> bool:
         """Whether any state of a chain of this step depends on these leaves."""
         program = step.evaluated
         variables = [*program.invars[step.states :], *program.constvars]
-        masks = (*self.inputs.mask, *self.captured.mask)
-        moved = moved_by(program, partition(variables, masks))
+        moved = moved_by(program, partition(variables, (*self.inputs, *self.captured)))
         next_state = [z for z in program.outvars[: step.states] if not is_literal(z)]
-        return any(self.initial.mask) or not moved.isdisjoint(next_state)
+        return any(self.initial) or not moved.isdisjoint(next_state)
 
-    def with_tangents(self, tangents: _Tangents) -> "_Moved":
-        """The same leaves with other tangents."""
-        parts = zip((self.initial, self.inputs, self.captured), tangents, strict=True)
-        return _Moved(*(_Part(part.mask, t) for part, t in parts))
-
-    def of(self, chain: TracedChain) -> _Tangents:
+    def of(self, chain: TracedChain) -> Tangents:
         """``(z_0, x, c)``, the differentiated leaves of a chain."""
-        return (
-            self.initial.of(chain.initial),
-            self.inputs.of(chain.inputs),
-            self.captured.of(chain.captured),
-        )
+        z, x, c = map(partition, _parts(chain), self)
+        return z, x, c
 
     def put(self, chain: TracedChain, x: Leaves, c: Leaves) -> TracedChain:
         """The chain, with its differentiated leaves replaced by ``x`` and ``c``."""
-        inputs, captured = self.inputs.put(chain.inputs, x), self.captured.put(chain.captured, c)
+        inputs, captured = map(combine, _parts(chain)[1:], self[1:], (x, c))
         return dataclasses.replace(chain, inputs=inputs, captured=captured)
 
     def enter(self, like: Leaves, dz: Leaves) -> Leaves:
         """The tangent of the initial state: ``dz``, and zero for other leaves."""
-        return self.initial.put([jnp.zeros_like(z) for z in like], dz)
+        return combine([jnp.zeros_like(z) for z in like], self.initial, dz)
 
 
 def _push(
     adjoint: AdjointSolver | Autodiff,
     solve: Callable[[TracedChain], Run],
     chain: TracedChain,
-    moved: _Moved,
-    tangents: _Tangents,
-) -> _Pushed:
+    moves: _Moves,
+    tangents: Tangents,
+) -> Pushed:
     """See `pushes`."""
-    moved = moved.with_tangents(tangents)
     if isinstance(adjoint, Autodiff):
-        return adjoint.push(partial(solve, chain), chain, moved)
+        return adjoint.push(partial(solve, chain), chain, moves, tangents)
     step, solved = differentiated(chain.step)
     run = solve(dataclasses.replace(chain, step=solved))
     chain = dataclasses.replace(chain, step=step)
     states = chain.before(chain.initial, run.trajectory)
 
     def outputs(x: Leaves, c: Leaves, z: Leaves, after: Leaves) -> Leaves:
-        return moved.put(chain, x, c).outputs(z, after)
+        return moves.put(chain, x, c).outputs(z, after)
 
-    dz, dx, dc = moved.tangents
-    _, x, c = moved.of(chain)
-    if not moved.reach_states(step):  # but outputs, as the weights of a readout do
+    dz, dx, dc = tangents
+    _, x, c = moves.of(chain)
+    if not moves.reach_states(step):  # but outputs, as the weights of a readout do
         f = partial(outputs, z=states, after=run.trajectory)
         none = [list(map(jnp.zeros_like, leaves)) for leaves in (run.trajectory, run.last)]
         return run, none[0], jax.jvp(f, (x, c), (dx, dc))[1], none[1]
-    t = _tangents(chain, states, moved, adjoint)
-    starts = chain.before(moved.enter(chain.initial, dz), t)
+    t = _tangents(chain, states, moves, tangents, adjoint)
+    starts = chain.before(moves.enter(chain.initial, dz), t)
     by_outputs = jax.jvp(outputs, (x, c, states, run.trajectory), (dx, dc, starts, t))[1]
     return run, t, by_outputs, list(map(last_of, t)) if run.last else []
 
 
-def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: AdjointSolver) -> Leaves:
+def _tangents(
+    chain: TracedChain, states: Leaves, moves: _Moves, tangents: Tangents, adjoint: AdjointSolver
+) -> Leaves:
     """The tangents ``t_1 .. t_L`` of the trajectory, as the solution of the linear system above."""
     initial = [jnp.zeros_like(z, shape=z.shape[1:]) for z in states]
     index = jnp.arange(chain.length, dtype=jnp.int32)
@@ -239,18 +190,17 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
     def steps(index: Array, inputs: Leaves) -> tuple[TracedChain, Callable[..., Leaves], Any]:
         """Consecutive steps, as a chain, and as a function with its differentiated leaves."""
         here = dataclasses.replace(chain, inputs=inputs, length=len(index), offset=index[0])
-        return here, lambda z, x, c: moved.put(here, x, c)(z), moved.of(here)[1:]
+        return here, lambda z, x, c: moves.put(here, x, c)(z), moves.of(here)[1:]
 
-    def system(unknown: Any) -> Any:
-        t, (dz, dx, dc) = unknown
+    def pushed(t: Leaves, v: Tangents) -> Leaves:
+        dz, dx, dc = v
         _, f, primals = steps(index, chain.inputs)
-        starts = chain.before(moved.enter(initial, dz), t)
-        pushed = jax.jvp(f, (states, *primals), (starts, dx, dc))[1]
-        left = [a - b for a, b in zip(t, pushed, strict=True)], (dz, dx, dc)
-        return scaled(left, one_of((states, *primals)))
+        starts = chain.before(moves.enter(initial, dz), t)
+        found: Leaves = jax.jvp(f, (states, *primals), (starts, dx, dc))[1]
+        return found
 
-    def solve(_: Any, right: Any) -> Any:
-        b, (dz, dx, dc) = right
+    def solve(b: Leaves, v: Tangents) -> Leaves:
+        dz, dx, dc = v
 
         def chunk(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
             index, z, inputs, b, dx = part
@@ -260,10 +210,11 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
             return [leaf[-1] for leaf in t], t
 
         parts = index, states, chain.inputs, b, dx
-        return chunks(chunk, moved.enter(initial, dz), parts)[1], (dz, dx, dc)
+        t: Leaves = chunks(chunk, moves.enter(initial, dz), parts)[1]
+        return t
 
-    def transpose_solve(_: Any, right: Any) -> Any:
-        g, (by_initial, by_inputs, by_captured) = right
+    def transpose_solve(g: Leaves, by: Tangents) -> tuple[Leaves, Tangents]:
+        by_initial, by_inputs, by_captured = by
 
         def chunk(carry: Any, part: Any) -> tuple[Any, tuple[Leaves, Leaves]]:
             enter, totals = carry
@@ -277,23 +228,21 @@ def _tangents(chain: TracedChain, states: Leaves, moved: _Moved, adjoint: Adjoin
         begin = [jnp.zeros_like(z) for z in initial], by_captured
         parts = index, states, chain.inputs, g
         (leave, by_captured), (lam, from_x) = chunks(chunk, begin, parts, reverse=True)
-        return lam, (add(by_initial, moved.initial.of(leave)), add(by_inputs, from_x), by_captured)
+        by_initial = add(by_initial, partition(leave, moves.initial))
+        return lam, (by_initial, add(by_inputs, from_x), by_captured)
 
-    right = [jnp.zeros_like(z) for z in states], moved.tangents
-    arguments = linear_system(system, linear_in(right, right), solve, transpose_solve)
+    right, known = ([jnp.zeros_like(z) for z in states], tangents), (states, *moves.of(chain)[1:])
     try:
-        found = lax.custom_linear_solve(*arguments)
+        return solve_tangents(pushed, solve, transpose_solve, right, known)
     except Exception:
         if not chain.step.forwards_only:  # or the differentiated part is transposable
             raise
-        found = lax.custom_linear_solve(*arguments[:3])
-        return _as_transposable_as_the_step(chain, states, moved, found[0])
-    t: Leaves = linear_in(found[0], found)
-    return t
+    t = solve_tangents(pushed, solve, None, right, known)
+    return _as_transposable_as_the_step(chain, states, moves, tangents, t)
 
 
 def _as_transposable_as_the_step(
-    chain: TracedChain, states: Leaves, moved: _Moved, t: Leaves
+    chain: TracedChain, states: Leaves, moves: _Moves, tangents: Tangents, t: Leaves
 ) -> Leaves:
     """``t``, made to depend on the tangents of the step, applied to zero steps.
 
@@ -301,12 +250,8 @@ def _as_transposable_as_the_step(
     error.
     """
     none = dataclasses.replace(chain, inputs=[x[:0] for x in chain.inputs], length=0, axis=LOCAL)
-
-    def f(z: Leaves, x: Leaves, c: Leaves) -> Leaves:
-        return moved.put(none, x, c)(z)
-
-    _, x, c = moved.of(none)
-    _, dx, dc = moved.tangents
+    _, x, c = moves.of(none)
+    _, dx, dc = tangents
     before, starts, dx = ([leaf[:0] for leaf in leaves] for leaves in (states, t, dx))
-    nothing = nothing_of(jax.jvp(f, (before, x, c), (starts, dx, dc))[1])
-    return [leaf + zeros_of(nothing, leaf) for leaf in t]
+    f = lambda z, x, c: moves.put(none, x, c)(z)  # noqa: E731
+    return linear_in(t, jax.jvp(f, (before, x, c), (starts, dx, dc))[1])

@@ -1,15 +1,18 @@
 """Linear functions for `jax.lax.custom_linear_solve`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
 
 from deeppcr.avals import abstract, like
 from deeppcr.linear_system import linear_system
+from deeppcr.partition import partition
 from deeppcr.state import Leaves, add
 
 
@@ -35,24 +38,48 @@ def transposed_by(
 
     # [ I  -R^T ] [ y ]   [ 0 ]
     # [ 0    I  ] [ v ] = [ t ], whose transpose has R in the place of R^T.
+    return solve_tangents(
+        lambda y, v: push(v),
+        lambda b, v: add(b, push(v)),
+        lambda g, by_t: (g, add(by_t, rule(g))),
+        ([jnp.zeros(y.shape, y.dtype) for y in shapes], t),
+        known,
+    )
+
+
+def solve_tangents(
+    pushed: Callable[[Leaves, Any], Leaves],
+    solve: Callable[[Leaves, Any], Leaves],
+    transpose_solve: Callable[[Leaves, Any], tuple[Leaves, Any]] | None,
+    right: tuple[Leaves, Any],
+    known: Any,
+) -> Leaves:
+    """The ``t`` of ``t - pushed(t, v) = 0`` for given ``v``, differentiable to every order.
+
+    Args:
+        pushed: linear in both.
+        solve: ``b, v -> t`` of ``t - pushed(t, v) = b``.
+        transpose_solve: the transpose of ``b, v -> t, v``; None if there is none.
+        right: zeros, shaped like ``t``, and ``v``.
+        known: the arrays that these functions depend on.
+    """
+
     def system(unknown: Any) -> Any:
-        y, v = unknown
-        left = [a - b for a, b in zip(y, push(v), strict=True)], v
-        return scaled(left, one_of(known))
+        t, v = unknown
+        left = [a - b for a, b in zip(t, pushed(t, v), strict=True)]
+        # Second derivatives need a system that depends on all that its solution depends on.
+        one = 1 + lax.pad(_nothing_of(known), np.float32(0), [(0, 1, 0)])[0]
+        return jax.tree.map(lambda leaf: leaf * one.astype(leaf.dtype), (left, v))
 
-    def solve(_: Any, right: Any) -> Any:
-        b, v = right
-        return add(b, push(v)), v
-
-    def transpose_solve(_: Any, right: Any) -> Any:
-        g, by_t = right
-        return g, add(by_t, rule(g))
-
-    right = [jnp.zeros(y.shape, y.dtype) for y in shapes], t
-    parts = linear_system(system, linear_in(right, right), solve, transpose_solve)
+    parts = linear_system(
+        system,
+        linear_in(right, right),
+        lambda _, right: (solve(*right), right[1]),
+        transpose_solve and (lambda _, right: transpose_solve(*right)),
+    )
     found = lax.custom_linear_solve(*parts)
-    pushed: Leaves = linear_in(found[0], found)
-    return pushed
+    t: Leaves = linear_in(found[0], found)
+    return t
 
 
 def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) -> Leaves:
@@ -81,6 +108,17 @@ def zero_tangent(x: Array) -> Any:
     return np.zeros(x.shape, jax.dtypes.float0)
 
 
+def moving(leaves: Leaves, tangents: Sequence[Any]) -> tuple[list[bool], Leaves]:
+    """Which leaves have tangents, as jax passes them to a rule, and these."""
+    mask = [
+        not isinstance(t, SymbolicZero | ad.Zero) and getattr(t, "dtype", None) != jax.dtypes.float0
+        for t in tangents
+    ]
+    pairs = zip(partition(leaves, mask), partition(tangents, mask), strict=True)
+    # Under jit a tangent may be a number, or weakly typed.
+    return mask, [jnp.asarray(t, x.dtype) for x, t in pairs]
+
+
 def linear_in(tree: Any, others: Any) -> Any:
     """The same leaves, each a linear function of all ``others``, too, at no cost.
 
@@ -88,31 +126,17 @@ def linear_in(tree: Any, others: Any) -> Any:
     tangents. The right-hand sides of its transpose are the cotangents of its solution. So both
     depend on all, and it can be transposed any number of times.
     """
-    nothing = nothing_of(others)
-    return jax.tree.map(lambda leaf: leaf + zeros_of(nothing, leaf), tree)
+    nothing = _nothing_of(others)
+    return jax.tree.map(lambda leaf: leaf + _zeros_of(nothing, leaf), tree)
 
 
-def nothing_of(tree: Any) -> Array:
+def _nothing_of(tree: Any) -> Array:
     """An array without entries that depends on every floating leaf."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.concatenate([leaf.reshape(-1)[:0].real.astype(np.float32) for leaf in leaves])
 
 
-def one_of(tree: Any) -> Array:
-    """The number 1, as a function of every floating leaf.
-
-    `jax.lax.custom_linear_solve` has second derivatives only if its system depends on everything
-    that its solution depends on.
-    """
-    return 1 + lax.pad(nothing_of(tree), np.float32(0), [(0, 1, 0)])[0]
-
-
-def scaled(tree: Any, one: Array) -> Any:
-    """Every leaf times a number."""
-    return jax.tree.map(lambda leaf: leaf * one.astype(leaf.dtype), tree)
-
-
-def zeros_of(nothing: Array, like: Any) -> Array:
+def _zeros_of(nothing: Array, like: Any) -> Array:
     """Zeros, shaped like ``like``, that depend on ``nothing``."""
     zero = jnp.zeros((), like.dtype)
     return lax.pad(nothing.astype(like.dtype), zero, [(0, like.size, 0)]).reshape(like.shape)

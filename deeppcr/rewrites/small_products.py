@@ -28,29 +28,20 @@ MOST, TINY, SHORT = 4095, 128, 4
 # LLVM vectorises short rows of results only if they fill vectors of 8, and takes 4 times as long
 # for others (jax 0.10.2): up to so many multiplications the product still takes longer.
 ROW, VECTOR, MOST_SCALAR = 16, 8, 640
-# Up to which a product is written out in a loop that jax differentiates: XLA computes the factors
-# of the sums in its derivative again for each of their terms.
-MOST_DIFFERENTIATED = 512
 # Terms up to which a sum is written term by term where many steps are evaluated at once on a GPU.
 LONGEST = 16
 
 
-def write_out(equation: Any, operands: list[Any], most: int = MOST) -> list[Any] | None:
+def write_out(equation: Any, operands: list[Any]) -> list[Any] | None:
     """The results of an equation of a loop body that is or contains a small product; else None.
 
-    For `evaluate`. ``most``: the multiplications up to which a product is small.
+    For `evaluate`.
     """
     if platform() != "cpu":
         return None
-    is_wanted = partial(is_small_product, most=most)
-    if is_wanted(equation):
+    if is_small_product(equation):
         return [_written_out(equation, *operands)]
-    run = partial(apply, replace=partial(write_out, most=most))
-    return rewritten(equation, operands, run, is_wanted)
-
-
-# The same, in a loop that jax differentiates.
-write_out_differentiated = partial(write_out, most=MOST_DIFFERENTIATED)
+    return rewritten(equation, operands, partial(apply, replace=write_out), is_small_product)
 
 
 def write_out_at_once(equation: Any, operands: list[Any]) -> list[Any] | None:
@@ -76,14 +67,14 @@ def _is_of_vectors(equation: Any) -> bool:
     return is_one_axis and bool(batch[0]) and min(rows, columns) == 1
 
 
-def is_small_product(equation: Any, most: int = MOST) -> bool:
+def is_small_product(equation: Any) -> bool:
     """Whether an equation is a product that `write_out` writes out."""
     if not is_real_product(equation):
         return False
     shape = equation.outvars[0].aval.shape
     row = shape[-1] if shape else 1
     is_scalar = VECTOR // 2 < row < ROW and row % VECTOR
-    most = min(most, MOST_SCALAR) if is_scalar else most
+    most = MOST_SCALAR if is_scalar else MOST
     return 0 < contracted(equation) * math.prod(shape) <= most
 
 
