@@ -8,7 +8,7 @@ time.
 import resource
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import clock
+from experiments.compile_time import by_hand
 
 TAKES = "1 min"
 WIDTH = 8
@@ -92,13 +93,6 @@ def entries(length: int, layers: int) -> dict[str, dict[str, Call]]:
 def layer(weight: Array, x: Array) -> Array:
     """A dense layer with tanh."""
     return jnp.tanh(weight @ x)
-
-
-def by_hand(layers: Sequence[Callable[[Array], Array]], x: Array) -> Array:
-    """The Python loop."""
-    for each in layers:
-        x = each(x)
-    return x
 
 
 def measure(entry: str, calls: dict[str, Call], count: int) -> Iterator[Row]:

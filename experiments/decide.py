@@ -16,7 +16,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -26,7 +26,7 @@ from jax import lax
 import deeppcr
 import depth
 from experiments.bench import command
-from experiments.bench.columns import LABELS
+from experiments.bench.columns import BENCH, LABELS
 from experiments.bench.engine import Case, Outcome, bench, measure
 from experiments.bench.plots import Figures, legend, level, looks, sheet, speedup_maps, styled
 from experiments.bench.programs import SCAN, Setting, baselines, by_loop, by_method, fused
@@ -40,6 +40,7 @@ from experiments.models.chains import Model
 PARTS = ("regret", "map", "giving-up")
 DIRECTIONS = ("forward", "gradient")
 CHAINS = 60
+SMALL = zoo.Specimen("tanh", 4, 64, 1)  # with --quick
 FIRST = 3 * len(zoo.KINDS)  # chains that come before the other parts
 FAR_DEVICES = ("H200", "A100", "TPU v5e")
 HERE = "here"
@@ -66,23 +67,20 @@ LEAST: Any = {"most": 100, "slow": 5.0}  # for minima: many calls of fast progra
 OVER = ("speedup", "over best loop")  # lax.scan, and the best loop
 TAKES = "15 min"
 LAST = {
-    "speedup": "jax.lax.scan / chosen program, measured",
-    "temp MB": "memory for temporaries of the chosen program, in MB",
+    "temp MB": BENCH["temp MB"],
     "lax.scan MB": "the same of jax.lax.scan",
-    "over lax.scan": "jax.lax.scan / this program, measured",
     "over best loop": "fastest loop without deeppcr / this program, measured",
-    "predicted speedup": "speedup, predicted",
-    "depth speedup": "depth of jax.lax.scan / depth of this program",
     "log2": "log2(predicted time / measured time)",
-    "error": "largest difference from lax.scan, relative to the largest entry",
-    "note": "what is wrong",
 }
+LAST |= {key: BENCH[key] for key in ("over lax.scan", "predicted speedup", "depth speedup")}
+LAST |= {key: BENCH[key] for key in ("error", "note")}
 TABLES = {
     "regret": {
         **LABELS,
         "chosen": 'what "auto" takes',
         "fastest": "the fastest program",
         "regret %": "how much longer the chosen program takes than the fastest, in percent",
+        "speedup": "jax.lax.scan / chosen program, measured",
         **LAST,
     },
     "map": {
@@ -126,20 +124,15 @@ class Chain:
         is_gradient = self.direction == "gradient"
         return self.task.gradient(scan) if is_gradient else self.task.forward(scan)
 
-    def plan(self, device: str | None = None) -> deeppcr.Plan:
-        """What `deeppcr.plan` says of it, from shapes, as "auto" decides."""
-        task = self.task
-        chain = deeppcr.Chain(partial(task.step, task.weights), task.inputs)
-        init = jax.eval_shape(lambda: task.init)
-        return deeppcr.plan(chain, init, device=device, batch_ndim=1)
-
-    def speedup(self, plan: deeppcr.Plan) -> float:
-        """The speedup that a plan predicts for this direction."""
+    def speedup(self, device: str | None = None) -> float:
+        """The speedup that the plan predicts for this direction."""
+        plan, _ = planned(self.specimen, device)
         forward = self.direction == "forward"
         return plan.predicted_speedup if forward else plan.gradient_speedup
 
-    def chosen(self, plan: deeppcr.Plan) -> str:
-        """What a plan takes, in words as those of `CANDIDATES`."""
+    def chosen(self) -> str:
+        """What the plan takes, in words as those of `CANDIDATES`."""
+        plan, _ = planned(self.specimen)
         method = "newton" if isinstance(plan.method, deeppcr.Newton) else "sequential"
         if self.direction == "forward":
             return method
@@ -158,6 +151,16 @@ class Chain:
         return measure(Case({}, [self.task.arguments], loops, programs), effort, device, LONGEST)
 
 
+@cache
+def planned(specimen: zoo.Specimen, device: str | None = None) -> tuple[deeppcr.Plan, float]:
+    """What `deeppcr.plan` says of a chain, from shapes, as "auto" decides; and its seconds."""
+    task = zoo.task(specimen)
+    chain = deeppcr.Chain(partial(task.step, task.weights), task.inputs)
+    init, start = jax.eval_shape(lambda: task.init), time.perf_counter()
+    plan = deeppcr.plan(chain, init, device=device, batch_ndim=1)
+    return plan, time.perf_counter() - start
+
+
 def seconds_of(found: Mapping[str, Outcome]) -> dict[str, float]:
     """The minimum time of each program that has the result of `jax.lax.scan`."""
     return {name: one.timing.minimum for name, one in found.items() if one.is_right and one.timing}
@@ -170,13 +173,10 @@ def cells(found: Mapping[str, Outcome], name: str) -> Row:
     loops = [loop for loop in seconds if loop.startswith(SCAN) or loop == "unrolled"]
     best = min((loop for loop in loops if loop != AGAIN), key=seconds.__getitem__)
     row: Row = {"best loop": best, "over best loop": seconds[best] / seconds[name]}
-    row |= {"us": 1e6 * seconds[name], "median us": 1e6 * one.timing.median, **one.row}
-    row |= {"max us": 1e6 * max(one.timing.seconds), "repeats": len(one.timing.seconds)}
+    row |= {"us": 1e6 * seconds[name], **one.row}
     if one.predicted:
-        row |= {"predicted us": 1e6 * one.predicted}
         row |= {"log2": math.log2(one.predicted / seconds[name])}
     if one.cost and scan.cost:
-        row |= {"sequential depth": scan.cost.depth}
         row |= {"depth speedup": scan.cost.depth / max(one.cost.depth, 1)}
     return row
 
@@ -194,14 +194,12 @@ def regret(chain: Chain, device: depth.Device, effort: Effort) -> Row:
     with `jax.lax.scan` with unroll 4 and 16 and a Python loop.
     """
     PROGRESS.say(f"planning {chain.specimen.name}, {chain.direction}")
-    start = time.perf_counter()
-    plan = chain.plan()
-    planning = time.perf_counter() - start
+    _, planning = planned(chain.specimen)
     found = chain.measure(device, effort)
     seconds, specimen = seconds_of(found), chain.specimen
     row: Row = {"part": "regret", "kind": specimen.kind, "w": specimen.width}
     row |= {"L": specimen.length, "batch": specimen.batch, "direction": chain.direction}
-    row["chosen"] = chain.chosen(plan)
+    row["chosen"] = chain.chosen()
     if {SCAN, AGAIN, AUTO} <= seconds.keys():
         again, scan, mine = seconds.pop(AGAIN), seconds[SCAN], seconds[AUTO]
         within = {SCAN, AUTO, "fused", *CANDIDATES[chain.direction]} & seconds.keys()
@@ -218,7 +216,7 @@ def regret(chain: Chain, device: depth.Device, effort: Effort) -> Row:
             "lax.scan MB": found[SCAN].row["temp MB"],
             "planning %": 100 * planning / (built.lower + built.compile),
         }
-    row |= {"predicted speedup": chain.speedup(plan), "seconds": seconds}
+    row |= {"predicted speedup": chain.speedup(), "seconds": seconds}
     row["predicted"] = {name: one.predicted for name, one in found.items() if one.predicted}
     row["errors"] = {name: one.error for name, one in found.items() if one.build}
     return row | noted(found)
@@ -229,7 +227,7 @@ def cell(chain: Chain, device: depth.Device, effort: Effort) -> Row:
     found = chain.measure(device, effort)
     seconds, specimen = seconds_of(found), chain.specimen
     row: Row = {"part": "map", "w": specimen.width, "L": specimen.length}
-    row |= {"direction": chain.direction, f"predicted, {HERE}": chain.speedup(chain.plan())}
+    row |= {"direction": chain.direction, f"predicted, {HERE}": chain.speedup()}
     parallel, loops = [name for name in BLOCKS if name in seconds], {SCAN} & seconds.keys()
     if parallel and loops:
         best = row["parallel"] = min(parallel, key=seconds.__getitem__)
@@ -238,7 +236,7 @@ def cell(chain: Chain, device: depth.Device, effort: Effort) -> Row:
         row |= {"realised": least / seconds[best], "over lax.scan": seconds[SCAN] / seconds[best]}
         row |= cells(found, best)
     for name in FAR_DEVICES:
-        row[f"predicted, {name}"] = chain.speedup(chain.plan(name))
+        row[f"predicted, {name}"] = chain.speedup(name)
     return row | noted(found)
 
 
@@ -357,7 +355,7 @@ def main(argv: list[str]) -> None:
     def both(of: Callable[..., Row], specimen: zoo.Specimen) -> Iterator[Row]:
         return (of(chain, device, effort) for chain in Chain.both(specimen))
 
-    drawn = zoo.small() if quick else zoo.specimens(options.chains, options.seed)
+    drawn = [SMALL] if quick else zoo.specimens(options.chains, options.seed)
     drawn_chains: list[command.Job] = [partial(both, regret, specimen) for specimen in drawn]
     hard = [*HARD][:1] if quick else HARD
     sizes = product(*([[4], [64]] if quick else [WIDTHS, LENGTHS]), [1])

@@ -13,9 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain as join
-from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +29,6 @@ from experiments.bench.engine import Case, bench, distance, solve_statistics
 from experiments.bench.plots import Figures, dots, lines, loops, styled
 from experiments.bench.programs import baselines, by_loop, by_method, solver
 from experiments.bench.progress import PROGRESS
-from experiments.bench.summary import best
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.models import autoregressive, chains, data
@@ -81,7 +78,6 @@ DAMPED = {  # at most 300 iterations
 }
 LOOP = 128  # the longest Python loop among the baselines
 LONGEST = 10.0  # seconds; what is predicted to take longer is not run
-MOST = 300e6  # bytes of the Jacobians of all steps; larger ones are skipped
 IMAGES = 128  # of the classifier
 
 
@@ -113,8 +109,8 @@ def problem(kind: str, size: int, length: int) -> Problem:
     make: dict[str, Callable[[], Model]] = {
         "tanh": lambda: chains.mlp_chain(size, length, "tanh", key),
         "relu": lambda: chains.mlp_chain(size, length, "relu", key),
-        "gru": lambda: chains.gru_chain(size, length, key),
-        "lstm": lambda: chains.lstm_chain(size, length, key),
+        "gru": lambda: chains.recurrent_chain("gru", size, length, key),
+        "lstm": lambda: chains.recurrent_chain("lstm", size, length, key),
         "residual": lambda: chains.residual_chain(length),
         "diffusion": lambda: chains.ddim_chain(chains.diffusion_params(), length, key),
         "chaotic": lambda: chains.logistic_chain(length),
@@ -122,15 +118,10 @@ def problem(kind: str, size: int, length: int) -> Problem:
     return Problem(kind, make[kind]())
 
 
-def forms(problem: Problem) -> Iterator[tuple[str, Newton | str]]:
-    """Name and method of every form for a chain; a text says why a method cannot run."""
+def forms(problem: Problem) -> Iterator[tuple[str, Newton]]:
+    """Name and method of every form for a chain."""
     blocks, width = 2 if problem.kind == "lstm" else 4, problem.width
-    needed = 4 * problem.model.length * width**2
-    if needed > MOST:
-        reason = f"skipped: Jacobians of {needed / 1e6:.0f} MB, more than {MOST / 1e6:.0f}"
-        yield "dense", reason
-    else:
-        yield "dense", Newton(linearize="dense")
+    yield "dense", Newton(linearize="dense")
     if width > blocks:
         yield f"blocks {blocks}", Newton(linearize=BlockDiagonal(blocks))
     if width > 1:  # else the diagonal is all there is
@@ -141,35 +132,23 @@ def forms(problem: Problem) -> Iterator[tuple[str, Newton | str]]:
     yield "zero", Newton(linearize="zero")
 
 
-@dataclasses.dataclass(frozen=True)
-class Bench:
-    """The cases of all parts.
-
-    Attributes:
-        device: the model that predicts times.
-        effort: how long programs are timed.
-        few: names of the forms to run; None for all.
-    """
+class Bench(NamedTuple):
+    """The cases of all parts: the model that predicts times, how long programs are timed, forms."""
 
     device: depth.Device
     effort: Effort
-    few: tuple[str, ...] | None = None
+    few: tuple[str, ...] | None = None  # names of the forms to run; None for all
 
-    def rows(self, labels: Row, model: Model, methods: Mapping[str, Newton | str]) -> Iterator[Row]:
-        """A row for every loop and every method; a method that is a text says why it cannot run."""
+    def rows(self, labels: Row, model: Model, methods: Mapping[str, Newton]) -> Iterator[Row]:
+        """A row for every loop and every method."""
         names = [name for name in methods if self.few is None or name in self.few]
-        reasons = {name: why for name in names if isinstance(why := methods[name], str)}
         case = Case(
             labels,
             arguments=[(model.z0, model.inputs)],
             baselines=baselines(partial(by_loop, model.step), model.length, LOOP),
-            variants={
-                name: by_method(model.step, methods[name]) for name in names if name not in reasons
-            },
+            variants={name: by_method(model.step, methods[name]) for name in names},
         )
-        yield from bench(case, self.device, self.effort, LONGEST)
-        for name, why in reasons.items():
-            yield {**labels, "program": name, "baseline": False, "note": why}
+        return bench(case, self.device, self.effort, LONGEST)
 
     def forms(self, chain: Chain) -> Iterator[Row]:
         """Every form on one chain."""
@@ -319,12 +298,10 @@ def main(argv: list[str]) -> None:
         "width": [partial(bench.width, width) for width in ((2, 8) if quick else WIDTHS)],
         "damping": [partial(bench.damping, name, make) for name, make in damped.items()],
     }
-    # Cases of all parts alternate, the most important first.
-    todo = join.from_iterable(zip_longest(*(jobs[part] for part in options.parts)))
     command.run(
         options,
-        [job for job in todo if job],
+        [job for part in options.parts for job in jobs[part]],
         TABLES,
-        summary=lambda rows: iter([command.part("fastest programs", best(rows))]),
+        summary=command.fastest,
         pictures=pictures,
     )

@@ -156,9 +156,6 @@ def case(size: Size, direction: str) -> Case:
     )
 
 
-NAMES = {"gradient": "Gradient", "forward": "Forward pass", "backward": "Backward pass"}
-
-
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
     """A map of speedups for each direction.
@@ -172,11 +169,10 @@ def pictures(rows: Sequence[Row]) -> Figures:
     kind, batch = Counter((row["kind"], row["batch"]) for row in found).most_common(1)[0][0]
     found = [row for row in found if (row["kind"], row["batch"]) == (kind, batch)]
     drawn: Figures = {}
-    parts = {name: [row for row in found if row["direction"] == name] for name in NAMES}
-    for name, mine in parts.items():
-        if mine:
+    for name in ("gradient", "forward", "backward"):
+        if mine := [row for row in found if row["direction"] == name]:
             drawn[name] = speedup_maps(
-                f"{NAMES[name]} of an MLP ({kind}, batch {batch}): speedup over the best loop",
+                f"MLP, {name} ({kind}, batch {batch}): speedup over the best loop",
                 {"measured": (mine, "speedup"), "predicted": (mine, "predicted speedup")},
                 ("L", "layers"),
                 ("w", "units of a layer"),
@@ -212,6 +208,6 @@ def main(argv: list[str]) -> None:
         options,
         [partial(rows, size, direction) for size in chosen for direction in options.directions],
         {"": BENCH, "fastest programs": BEST},
-        summary=lambda rows: iter([command.part("fastest programs", best(rows))]),
+        summary=command.fastest,
         pictures=pictures,
     )

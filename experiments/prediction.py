@@ -14,6 +14,7 @@ from jax import lax
 import deeppcr
 import depth
 from experiments.bench import command
+from experiments.bench.columns import BENCH
 from experiments.bench.engine import Case, Variant, bench
 from experiments.bench.plots import Figures, legend, looks, plain_numbers, sheet, styled
 from experiments.bench.programs import Scan, Setting, solver, unrolled
@@ -28,14 +29,10 @@ SHARE = 0.015  # seconds of calls in a round
 TAKES = "1 min"
 TIMES = {
     "chain": "kind and size of the chain",
-    "program": "what runs",
-    "predicted ms": "predicted time of a call, in milliseconds",
-    "ms": "time of a call, in milliseconds (median)",
+    **{key: BENCH[key] for key in ("program", "predicted ms", "ms")},
     "min ms": "its minimum, which the model of the device is made for",
     "log2": "log2(predicted ms / ms): 0 is right, 1 is twice as long as measured",
-    "predicted speedup": "speedup over the first program of the chain, predicted",
-    "speedup": "the same, measured",
-    "depth speedup": "ratio of the depths: the limit on unlimited processors",
+    **{key: BENCH[key] for key in ("predicted speedup", "speedup", "depth speedup")},
 }
 
 
@@ -80,7 +77,7 @@ def cases(quick: bool = False) -> Iterator[Case]:
     for size in some((16, 512, 8), (64, 256, 32), (256, 64, 64)):
         yield from both("tanh", size, "scan", lax.scan)
     for n, length in some((4, 2048), (16, 2048), (32, 1024)):
-        blocks = problem("dense", length, n, seed=0)
+        blocks = problem(length, n, seed=0)
         others = {name: recurrence(name) for name in ("pcr", "cyclic_reduction", "chunked")}
         labels = {"part": "times", "chain": f"recurrence n={n} L={length}"}
         loop = {"sequential": recurrence("sequential")}

@@ -17,10 +17,10 @@ from jax import Array, lax
 
 import deeppcr
 import depth
-from deeppcr.linear import Diagonals, Matrices, choose_solver
+from deeppcr.linear import Matrices, choose_solver
 from deeppcr.linear.choose import SOLVERS, name_of
 from experiments.bench import command
-from experiments.bench.columns import BENCH, LABELS
+from experiments.bench.columns import BENCH, BEST, LABELS
 from experiments.bench.engine import Case, bench
 from experiments.bench.plots import Figures, loops, speedup_maps, styled
 from experiments.bench.programs import Scan, baselines
@@ -28,16 +28,12 @@ from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 
-KINDS = {"dense": Matrices, "diagonal": Diagonals}
 SEQUENTIAL, ASSOCIATIVE = "sequential", "associative_scan"
 PARALLEL = tuple(name for name in SOLVERS if name not in ("auto", SEQUENTIAL))
 TAKES = "3 min"
 SOLVER_COLUMNS = {
     **LABELS,
-    "sequential": "fastest sequential program",
-    "sequential ms": "its time, in milliseconds",
-    "parallel": "fastest parallel solver of deeppcr",
-    "parallel ms": "its time, in milliseconds",
+    **{key: BEST[key] for key in ("sequential", "sequential ms", "parallel", "parallel ms")},
     "associative ms": "time of jax.lax.associative_scan, in milliseconds",
     "scan/best parallel": "time of jax.lax.associative_scan / time of the fastest parallel solver",
     "auto": 'the solver that solver="auto" takes here',
@@ -55,8 +51,6 @@ def associative_scan(A: Array, b: Array) -> Array:
 
     def combine(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
         (A, a), (B, b) = earlier, later
-        if A.ndim == a.ndim:
-            return B * A, B * a + b
         return B @ A, jnp.einsum("lij,lj->li", B, a) + b
 
     y: Array = lax.associative_scan(combine, (A, b))[1]
@@ -68,32 +62,30 @@ def by_steps(scan: Scan) -> Callable[[Array, Array], Array]:
 
     def step(y: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
         A, b = inputs
-        y = (A @ y if A.ndim > b.ndim else A * y) + b
+        y = A @ y + b
         return y, y
 
     return lambda A, b: scan(step, jnp.zeros_like(b[0]), (A, b))[1]
 
 
-def problem(kind: str, length: int, width: int, seed: int) -> tuple[Array, Array]:
+def problem(length: int, width: int, seed: int) -> tuple[Array, Array]:
     """Blocks of norm about 1/2, and vectors."""
-    keys = jax.random.split(jax.random.key(seed))
-    shape = (length, width, width) if kind == "dense" else (length, width)
-    scale = 0.5 * width**-0.5 if kind == "dense" else 0.5
-    A = scale * jax.random.normal(keys[0], shape, jnp.float32)
-    return A, jax.random.normal(keys[1], (length, width), jnp.float32)
+    of_blocks, of_vectors = jax.random.split(jax.random.key(seed))
+    A = jax.random.normal(of_blocks, (length, width, width), jnp.float32)
+    return 0.5 * width**-0.5 * A, jax.random.normal(of_vectors, (length, width), jnp.float32)
 
 
-def case(kind: str, length: int, width: int, names: Sequence[str] = PARALLEL) -> Case:
+def case(length: int, width: int, names: Sequence[str] = PARALLEL) -> Case:
     """The sequential programs of a size, and the parallel solvers ``names``."""
 
     def solver(name: str) -> Callable[[Array, Array], Array]:
         return lambda A, b: deeppcr.solve_bidiagonal(A, b, solver=name)
 
-    labels = {"kind": kind, "L": length, "w": width, "batch": 1, "direction": "forward"}
+    labels = {"kind": "dense", "L": length, "w": width, "batch": 1, "direction": "forward"}
     sequential: dict[str, Any] = {SEQUENTIAL: solver(SEQUENTIAL)}
     return Case(
         labels,
-        arguments=[problem(kind, length, width, seed) for seed in range(INPUTS)],
+        arguments=[problem(length, width, seed) for seed in range(INPUTS)],
         baselines=baselines(by_steps, length, LOOPS) | sequential,
         variants={name: solver(name) for name in names} | {ASSOCIATIVE: associative_scan},
     )
@@ -121,7 +113,7 @@ def compared(rows: Sequence[Row], auto: str) -> Row:
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
     """Speedups over L and w, of dense blocks."""
-    rows = [row for row in rows if is_benchmark(row) and row["kind"] == "dense"]
+    rows = [row for row in rows if is_benchmark(row)]
     if not rows:
         return {}
     what, names = "Linear recurrence, dense blocks", {"L": "steps L", "w": "rows w of a block"}
@@ -141,7 +133,6 @@ def main(argv: list[str]) -> None:
     several = {"lengths": "numbers of steps", "widths": "numbers of rows of a block"}
     arguments = command.parser("recurrence", __doc__, several=several)
     add = arguments.add_argument
-    add("--kinds", nargs="+", choices=[*KINDS], default=["dense"], help="kinds of blocks (dense)")
     add("--solvers", nargs="+", choices=PARALLEL, default=PARALLEL, help="which of them (all)")
     options = arguments.parse_args(argv)
     on_cpu = jax.default_backend() == "cpu"
@@ -149,16 +140,16 @@ def main(argv: list[str]) -> None:
     widths = options.widths or ([4, 16] if options.quick else [*WIDTHS])
     sizes = [
         size
-        for size in product(options.kinds, options.lengths or usual, widths)
-        if size[1] * size[2] ** 2 <= MOST_ENTRIES
+        for size in product(options.lengths or usual, widths)
+        if size[0] * size[1] ** 2 <= MOST_ENTRIES
     ]
     device, effort = depth.at_hand(), Effort(options.repeats)
 
-    def measured(kind: str, length: int, width: int) -> Iterator[Row]:
-        one = case(kind, length, width, options.solvers)
+    def measured(length: int, width: int) -> Iterator[Row]:
+        one = case(length, width, options.solvers)
         rows = list(bench(one, device, effort))
         yield from rows
-        blocks: Any = KINDS[kind](one.arguments[0][0])
+        blocks = Matrices(one.arguments[0][0])
         yield compared(rows, name_of(choose_solver(blocks, jax.default_backend())))
 
     command.run(

@@ -11,8 +11,9 @@ made of the same files when it is built, by docs/macros.py.
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -167,19 +168,15 @@ def measured_ranges(devices: Sequence[Device]) -> dict[str, str]:
     best `jax.lax.scan`.
     """
     gradients, loops = [], []
-    for row in _on_cpu(devices, "gradients", "mlp"):
+    on_cpu = [device.rows for device in devices if device.name == "cpu"]
+    rows = [of.get(name, []) for of in on_cpu for name in ("gradients", "mlp")]
+    for row in chain.from_iterable(rows):
         if row.get("program") == "auto" and "speedup" in row:
             if row["direction"] == "gradient" and 2 <= row["w"] <= 16:
                 gradients += [row["speedup"]] if row["kind"] in ("gru", "lstm") else []
             if row["direction"] == "forward" and is_loop(row):
                 loops.append(1 / row["speedup"])
     return {"gradient": _range(gradients, " times"), "loop": _range(loops)}
-
-
-def _on_cpu(devices: Sequence[Device], *experiments: str) -> Iterator[Row]:
-    for device in devices:
-        for name in experiments if device.name == "cpu" else ():
-            yield from device.rows.get(name, [])
 
 
 def _range(numbers: Sequence[float], unit: str = "") -> str:

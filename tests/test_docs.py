@@ -317,7 +317,7 @@ def test_a_page_is_filled_and_formulas_are_marked(tmp_path, monkeypatch):
     assert html.count("$HOME") == 1
     assert "solve_bidiagonal" in html  # of the table
     assert "Unreleased" in html  # of the changelog
-    assert (tmp_path / "site/experiments/results/cpu/calls.png").exists()
+    assert (tmp_path / "site/experiments/results/cpu/mlp.png").exists()
 
 
 def test_every_page_is_in_the_navigation():

@@ -4,18 +4,20 @@ import argparse
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from experiments.bench import results
 from experiments.bench.plots import Figures, can_draw, save
 from experiments.bench.progress import INTERRUPTED, PROGRESS
+from experiments.bench.summary import best
 from experiments.bench.table import Columns, Row, layout, legend, wrapped
 from experiments.bench.timing import Effort
 
 Job = Callable[[], Iterator[Row]]  # makes the rows of a case
 Tables = Mapping[str, Columns]
-Summary = Callable[[list[Row]], Iterator[str | list[Row]]]
+Summary = Callable[[list[Row]], Iterator[Any]]  # texts, and rows of further tables
 Pictures = Callable[[list[Row]], Figures]
 SCRATCH = Path("build/pictures")  # for the rows and the picture of a run that nobody asked to keep
 
@@ -50,7 +52,6 @@ def parser(
         help="write rows and picture to experiments/results/<device>/NAME.*, not to build/pictures",
     )
     add("--out", type=Path, metavar="DIR", help="write rows and picture to DIR/<device> instead")
-    add("--plot", type=Path, metavar="FILE", help="draw the picture into FILE")
     rounds = Effort().rounds
     what = "least number of timed calls (%(default)s)"
     add("--repeats", type=positive, default=rounds, metavar="N", help=what)
@@ -69,13 +70,6 @@ def positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {number}")
     return number
-
-
-def path(options: argparse.Namespace) -> Path:
-    """Where rows go: to `SCRATCH` unless ``--keep`` or ``--out`` is given."""
-    name = options.keep or options.name
-    kept = options.keep or options.out
-    return results.path_of(name, options.out) if kept else SCRATCH / f"{name}.jsonl"
 
 
 def run(
@@ -103,7 +97,9 @@ def run(
     Raises:
         SystemExit: code 130, after Ctrl-C.
     """
-    kept, every = path(options), list[Row]()
+    kept, every = SCRATCH / f"{options.name}.jsonl", list[Row]()
+    if options.keep or options.out:
+        kept = results.path_of(options.keep or options.name, options.out)
     used: dict[str, str] = {}  # columns that have been printed
     start, number, ending, code = time.monotonic(), 0, "", 0
 
@@ -150,18 +146,17 @@ def run(
     if code:
         raise SystemExit(code)
     PROGRESS.print(f"rows     {kept}")
-    if not pictures:
-        return
-    if not every:
-        PROGRESS.print("no picture: there are no rows to draw")
-    elif can_draw():
-        target = options.plot or kept.with_suffix(".png")
-        target.parent.mkdir(parents=True, exist_ok=True)
+    if pictures and every and can_draw():
         PROGRESS.say("drawing")
-        for picture in save(target, pictures(every)):
+        for picture in save(kept.with_suffix(".png"), pictures(every)):
             PROGRESS.print(f"picture  {picture}")
 
 
 def part(name: str, rows: Iterable[Row]) -> list[Row]:
     """Rows as those of a part."""
     return [row | {"part": name} for row in rows]
+
+
+def fastest(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """The summary of an experiment: its fastest programs."""
+    yield part("fastest programs", best(rows))

@@ -18,7 +18,6 @@ All pictures of stored results are drawn anew, and nothing is measured, by
 import functools
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
@@ -85,11 +84,6 @@ def styled(draw: Draw) -> Draw:
 @styled
 def save(path: Path, pictures: Figures) -> list[Path]:
     """Write the first picture to ``path``, the others beside it; return their paths."""
-    if not pictures:
-        drawing, (axes,) = sheet("", height=0.6)
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, "There are no rows to draw.", ha="center", va="center")
-        pictures = {"": drawing}
     paths: list[Path] = []
     for topic, drawing in pictures.items():
         paths.append(path.with_stem(f"{path.stem}_{topic}") if paths else path)
@@ -150,10 +144,9 @@ def loops(rows: Sequence[Row]) -> str:
     """
     baselines = (row["program"].removesuffix(CAPTURED) for row in rows if row["baseline"])
     names = list(dict.fromkeys(baselines))
-    unrolled = [re.fullmatch(r"lax\.scan, unroll (\d+)", name) for name in names]
-    unrolls = [found[1] for found in unrolled if found]
-    others = [name for name in names if not re.fullmatch(r"lax\.scan(, unroll \d+)?", name)]
+    unrolls = [name.rpartition(" ")[2] for name in names if name.startswith("lax.scan, unroll ")]
     said = [f"lax.scan with unroll {', '.join(['1', *unrolls])}"] if "lax.scan" in names else []
+    others = [name for name in names if not name.startswith("lax.scan")]
     said += ["a Python loop" if name == "unrolled" else name for name in others]
     return " and ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)
 
@@ -381,12 +374,12 @@ def values_as_ticks(axis: Any, values: Sequence[float]) -> None:
 
 
 def drawer(name: str) -> Callable[..., Figures]:
-    """The function ``pictures`` of an experiment."""
+    """The function ``pictures`` of an experiment; without one, there are none."""
     spec = importlib.util.find_spec(f"experiments.{name}")
     assert spec is not None, name
     package = f"{spec.name}.run" if spec.submodule_search_locations else spec.name
-    drawn: Callable[..., Figures] = importlib.import_module(package).pictures
-    return drawn
+    drawn: Any = getattr(importlib.import_module(package), "pictures", lambda rows: {})
+    return cast(Callable[..., Figures], drawn)
 
 
 def main(argv: list[str]) -> None:
@@ -394,8 +387,8 @@ def main(argv: list[str]) -> None:
     from experiments.bench.results import FOLDER, read
 
     for path in map(Path, argv or sorted(map(str, FOLDER.glob("*/*.jsonl")))):
-        for picture in save(path.with_suffix(".png"), drawer(path.stem)(read(path)[1])):
-            print(picture)
+        if found := drawer(path.stem)(read(path)[1]):
+            print(*save(path.with_suffix(".png"), found), sep="\n")
 
 
 if __name__ == "__main__":

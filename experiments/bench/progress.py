@@ -31,18 +31,15 @@ class Progress:
         self._is_interrupted = False
         self.reset("importing jax")
 
-    def reset(
-        self, doing: str, total: int = 0, unit: str = "case", seconds: float | None = None
-    ) -> None:
+    def reset(self, doing: str, total: int = 0, seconds: float | None = None) -> None:
         """Begin to count.
 
         Args:
             doing: what happens before the first case.
             total: number of cases; 0 if there are none to count.
-            unit: what a case is called.
             seconds: time limit of all cases; they may end sooner.
         """
-        self._doing, self._total, self._unit, self._seconds = doing, total, unit, seconds
+        self._doing, self._total, self._seconds = doing, total, seconds
         self._number, self._done, self._start = 0, 0.0, time.monotonic()
 
     def case(self, number: int, doing: str = "preparing") -> None:
@@ -74,7 +71,7 @@ class Progress:
 
     def line(self) -> str:
         """What is shown."""
-        case = [f"{self._unit} {self._number + 1} of {self._total}"] if self._total else []
+        case = [f"case {self._number + 1} of {self._total}"] if self._total else []
         left = self._left()
         return ", ".join([*case, self._doing, *([] if left is None else [f"{clock(left)} left"])])
 

@@ -97,22 +97,16 @@ def _after(row: Row) -> str:
 
 def draw_digits(axes: Any, rows: Mapping[str, Any]) -> None:
     """Rows of images ``[n, 64]``, each beside its name."""
-    axes.imshow(np.concatenate([_strip(row) for row in rows.values()]), cmap="gray_r")
+    images = np.stack([*rows.values()]).reshape(len(rows), -1, PIXELS, PIXELS)
+    around = np.pad(images, ((0, 0), (0, 0), (0, GAP), (0, GAP)), constant_values=-1)
+    drawn = around.transpose(0, 2, 1, 3).reshape(len(rows) * (PIXELS + GAP), -1)
+    axes.imshow(np.clip(drawn, -1, 1), cmap="gray_r")
     middles = [(PIXELS + GAP) * k + PIXELS / 2 - 0.5 for k in range(len(rows))]
     axes.set_yticks(middles, list(rows))
     axes.set_xticks([])
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-
-
-def _strip(images: Any) -> np.ndarray:
-    """Images beside each other, with room around them."""
-    squares = [
-        np.pad(image.reshape(PIXELS, PIXELS), ((0, GAP), (0, GAP)), constant_values=-1)
-        for image in np.asarray(images)
-    ]
-    return np.clip(np.concatenate(squares, axis=1), -1, 1)
 
 
 def _distances(rows: Sequence[Row]) -> Any:
@@ -145,7 +139,8 @@ def _lines(title: str, rows: Sequence[Row], along: str, panels: Mapping[str, str
     names = dict.fromkeys(row["program"] for row in rows)
     lines = {name: [row for row in rows if row["program"] == name] for name in names}
     fastest: dict[Any, Row] = {}
-    for row in sorted((row for row in rows if row["baseline"] and "ms" in row), key=_ms):
+    timed = [row for row in rows if row["baseline"] and "ms" in row]
+    for row in sorted(timed, key=lambda row: float(row["ms"])):
         fastest.setdefault(row[along], row)
     lines[SEQUENTIAL] = list(fastest.values())
     drawing, drawn = sheet(title, len(panels), height=4.2)
@@ -167,7 +162,3 @@ def _lines(title: str, rows: Sequence[Row], along: str, panels: Mapping[str, str
         plots.plain_numbers(axes.yaxis)
     plots.legend(drawing, 2)
     return drawing
-
-
-def _ms(row: Row) -> float:
-    return float(row["ms"])

@@ -33,7 +33,7 @@ from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.diffusion.figure import pictures
 from experiments.diffusion.latent import Training, generator, judge
-from experiments.diffusion.sampling import SCHEDULERS, Reference, Sampler, Setup, schedule_of
+from experiments.diffusion.sampling import SCHEDULERS, Reference, Setup, schedule_of
 from experiments.models import data
 
 TAKES = "40 min"
@@ -76,8 +76,8 @@ ITERATIONS = {
     "picard": SOLVED(linearize="identity"),
 }
 WINDOWED = ("gaussian", "picard")  # no derivatives, so that an iteration costs its model calls
-METHODS = {
-    name: Sampler(newton, window=WINDOW if name in WINDOWED else None)
+METHODS: dict[str, Mapping[str, Any]] = {  # options of `deeppcr.diffusion.sample`
+    name: {"method": newton} | ({"window": WINDOW} if name in WINDOWED else {})
     for name, newton in ITERATIONS.items()
 }
 COUNTED_DRAWS = 2  # samples whose iterations are counted
@@ -181,12 +181,11 @@ class Bench:
 
     def speed(self, size: int, steps: int, batch: int) -> Iterator[Row]:
         """All methods, with and without a coarse guess."""
-        samplers = {"auto": Sampler("auto")}
+        samplers: dict[str, Mapping[str, Any]] = {"auto": {"method": "auto"}}
         for name in self.scale.methods:
             samplers[name] = METHODS[name]
             if self.scale.guesses:
-                guessed = dataclasses.replace(METHODS[name], coarse=COARSE)
-                samplers[f"{name}, coarse guess"] = guessed
+                samplers[f"{name}, coarse guess"] = {**METHODS[name], "coarse": COARSE}
         setup = self._setup(size, steps, batch)
         return (row for row, _ in self._rows("speed", setup, samplers, TOLERANCE))
 
@@ -202,7 +201,7 @@ class Bench:
             newtons[f"{name}, converged"] = newton
         setup = self._setup(size, self.scale.middle[1], self.scale.stopped_batch)
         self.gallery = {"noise": setup.noise()[:DRAWN]}
-        samplers = {name: Sampler(newton) for name, newton in newtons.items()}
+        samplers = {name: {"method": newton} for name, newton in newtons.items()}
         for row, images in self._rows("stopped", setup, samplers, math.inf):
             self.gallery[row["program"]] = images[:DRAWN]
             yield row
@@ -245,7 +244,7 @@ class Bench:
         return Setup(generator(size, self.scale.training), self.schedule, steps, batch)
 
     def _rows(
-        self, part: str, setup: Setup, samplers: dict[str, Sampler], tolerance: float
+        self, part: str, setup: Setup, samplers: Mapping[str, Any], tolerance: float
     ) -> Iterator[tuple[Row, np.ndarray]]:
         """The row of each program with its images, ``[n, 64]``; n = 0 where it was not run."""
         arguments, run = setup.arguments(), jax.jit(setup.sequential())
@@ -277,7 +276,7 @@ def _count(
         on_failure="return",
         **tolerance,
     )
-    solve = setup.variant(dataclasses.replace(METHODS[name], method=newton)).solve
+    solve = setup.variant({**METHODS[name], "method": newton}).solve
     assert solve is not None
     found: list[Solution] = []
     for each in arguments:

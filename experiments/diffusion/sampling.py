@@ -1,7 +1,7 @@
 """Programs that sample a trained diffusion model, and the quality of their samples."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr import Newton, Solution, diffusion
+from deeppcr import Solution, diffusion
 from deeppcr.diffusion.sampler import step_noise
 from experiments.bench.engine import Variant
 from experiments.bench.programs import Scan
@@ -46,15 +46,6 @@ ENOUGH = 32  # samples for statistics of a set
 def schedule_of(scheduler: str) -> diffusion.Schedule:
     """The schedule of one of `SCHEDULERS` for models that `experiments.diffusion.latent` trains."""
     return diffusion.Schedule.from_config(TRAINED | SCHEDULERS[scheduler])
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampler:
-    """Options of `deeppcr.diffusion.sample`."""
-
-    method: str | Newton
-    coarse: int | None = None
-    window: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +106,8 @@ class Setup:
 
         return run
 
-    def variant(self, sampler: Sampler, samples: list[Array] | None = None) -> Variant:
-        """The same samples by `deeppcr.diffusion.sample`; solves append theirs to ``samples``."""
+    def variant(self, options: Mapping[str, Any], samples: list[Array] | None = None) -> Variant:
+        """The same by `deeppcr.diffusion.sample` with options; solves append to ``samples``."""
 
         def solve(params: Any, x: Array, digits: Array, seed: Array) -> Solution:
             return diffusion.sample(
@@ -125,9 +116,7 @@ class Setup:
                 x,
                 steps=self.steps,
                 key=jax.random.key(seed),
-                method=sampler.method,
-                coarse=sampler.coarse,
-                window=sampler.window,
+                **options,
             )
 
         jitted = jax.jit(solve)

@@ -97,7 +97,7 @@ def claims(quick: bool) -> Iterator[Claim]:
         options = {"linearize": "diagonal", "damping": TrustRegion()}
         yield Claim("MALA", "MCMC", "60", make, options, most=60, note=OWN_GOAL)
     yield from _sampling()
-    make = partial(chains.lstm_chain, 128, 62 if quick else 625, jax.random.key(0))
+    make = partial(chains.recurrent_chain, "lstm", 128, 62 if quick else 625, jax.random.key(0))
     yield Claim("silero-sized LSTM", "silero", "converges", make)
 
 

@@ -28,11 +28,7 @@ DIRECTIONS = ("gradient", "forward")
 INPUTS = 2  # tuples of arguments
 
 
-def _dense() -> Setting:
-    """Newton's method and the adjoint with dense Jacobians."""
-    return Setting(Newton(linearize="dense"), Adjoint(linearize="dense"))
-
-
+DENSE = Setting(Newton(linearize="dense"), Adjoint(linearize="dense"))
 PARTS: Mapping[str, Mapping[str, Mapping[str, Setting]]] = {
     "adjoints": {
         "forward": {
@@ -47,7 +43,7 @@ PARTS: Mapping[str, Mapping[str, Mapping[str, Setting]]] = {
         },
     },
     "grid": {
-        "forward": (FORWARD := {"auto": Setting(), "newton": _dense()}),
+        "forward": (FORWARD := {"auto": Setting(), "newton": DENSE}),
         "gradient": FORWARD
         | {"scan, parallel adjoint": Setting("sequential", Adjoint(linearize="dense"))},
     },

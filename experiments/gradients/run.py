@@ -21,7 +21,6 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import jax
 
@@ -94,30 +93,28 @@ def grid(quick: bool) -> list[Size]:
 
 
 def jobs(options: argparse.Namespace) -> list[command.Job]:
-    """All cases that the command line asks for, the most important first."""
+    """All cases that the command line asks for."""
     quick, device, effort = options.quick, depth.at_hand(), Effort(options.repeats)
     found: dict[str, list[command.Job]] = {part: [] for part in PARTS}
     for part, sizes, few in (
         ("adjoints", adjoints(options), ["gradient"]),
         ("grid", grid(quick), ["forward"]),
     ):
-        directions = options.directions or (few if quick else DIRECTIONS)
+        directions = few if quick else DIRECTIONS
         each = product(sizes, directions)
         found[part] = [partial(size.rows, direction, device, effort) for size, direction in each]
     if "layers" in options.parts:
         found["layers"] = [partial(one.rows, device, effort) for one in layers(quick)]
     if "training" in options.parts:
-        every = tasks(options.aeon)
+        every = tasks()
         if "vowels" not in every and not quick:
-            where = f"in {options.aeon}" if options.aeon else "installed"
-            PROGRESS.print(f"no vowels: aeon is not {where} (pip install --no-deps aeon)\n")
+            PROGRESS.print("no vowels: aeon is not installed (pip install --no-deps aeon)\n")
         for name in LEARNT_QUICKLY if quick else every:
             learner = Learner(every[name], options.steps or every[name].steps)
             found["training"].append(learner.train)
     chosen = {part: found[part] if part in options.parts else [] for part in PARTS}
     first, rest = chosen["grid"][:2], chosen["grid"][2:]
-    others = [job for part in ("layers", "training") for job in chosen[part]]
-    return [*chosen["adjoints"], *first, *others, *rest]
+    return [*chosen["adjoints"], *first, *chosen["layers"], *chosen["training"], *rest]
 
 
 @styled
@@ -182,15 +179,11 @@ def main(argv: list[str]) -> None:
     several = {name: f"numbers of {what} (adjoints)" for name, what in several.items()}
     steps = {"steps": "training steps (by task)"}
     arguments = command.parser("gradients", __doc__, PARTS, several, steps)
-    add = arguments.add_argument
-    what = "which directions (both; quick: one a part)"
-    add("--directions", nargs="+", choices=DIRECTIONS, help=what)
-    add("--aeon", type=Path, metavar="PATH", help="read aeon's data from this wheel or folder")
     options = arguments.parse_args(argv)
     command.run(
         options,
         jobs(options),
         TABLES,
-        summary=lambda rows: iter([command.part("fastest programs", best(rows))]),
+        summary=command.fastest,
         pictures=pictures,
     )

@@ -7,7 +7,6 @@ parity  of 64 random bits: every bit counts, and none may be forgotten. The hori
         network learns, from the parity of the first few bits to that of all
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -68,10 +67,10 @@ class Task(NamedTuple):
         return (counted / counted.sum()).astype(np.float32)
 
 
-def tasks(aeon: Path | None = None) -> dict[str, Task]:
-    """All tasks that have data, by name; ``aeon``: a wheel of that package, or a folder with it."""
+def tasks() -> dict[str, Task]:
+    """All tasks that have data, by name."""
     rows, pixels = _digits("rows", 8, 32, 400), _digits("pixels", 64, 32, 1000)
-    found = [rows, _speakers(aeon), pixels, parity()]
+    found = [rows, _speakers(), pixels, parity()]
     return {task.name: task for task in found if task is not None}
 
 
@@ -84,8 +83,8 @@ def parity(count: int = 4000, bits: int = BITS, seed: int = 0) -> Task:
     return Task("parity", 16, 1500, x[test:], y[test:], x[:test], y[:test], grows=True)
 
 
-def _speakers(aeon: Path | None) -> Task | None:
-    found = vowels(aeon)
+def _speakers() -> Task | None:
+    found = vowels()
     if found is None:
         return None
     train, test = found

@@ -40,11 +40,8 @@ class Model(NamedTuple):
 def states(model: Model) -> Any:
     """All states of a chain, by `jax.lax.scan`."""
 
-    def body(z: Any, x: Any) -> tuple[Any, Any]:
-        z = model.step(z, x)
-        return z, z
-
-    return jax.lax.scan(body, model.z0, model.inputs)[1]
+    step = lambda z, x: (model.step(z, x),) * 2  # noqa: E731
+    return jax.lax.scan(step, model.z0, model.inputs)[1]
 
 
 def diffusion_params(width: int = 512, steps: int = 2000, seed: int = 0) -> Params:
@@ -141,27 +138,20 @@ def _residual_block(blocks: int) -> Callable[[Array, Params], Array]:
     return step
 
 
-def gru_chain(n: int, length: int, key: Array) -> Model:
-    """A gated recurrent unit with ``n`` states and random weights, which reads random inputs."""
-    of_h, of_x, of_inputs = jax.random.split(key, 3)
-    zeros = jnp.zeros(3 * n, jnp.float32)
-    weights = {"W": normal(of_x, n, 3 * n), "U": normal(of_h, n, 3 * n), "b": zeros, "c": zeros}
-    inputs = jax.random.normal(of_inputs, (length, n), jnp.float32)
-    return Model(partial(cells.gru, weights), inputs, jnp.zeros(n, jnp.float32))
+def recurrent_chain(kind: str, n: int, length: int, key: Array) -> Model:
+    """A "gru" or "lstm" with random weights, which reads random inputs.
 
-
-def lstm_chain(n: int, length: int, key: Array) -> Model:
-    """A long short-term memory with random weights.
-
-    Its state is ``(h, c)``, of ``n`` entries each. The forget gate is open at first, as in trained
-    ones.
+    The forget gate of an LSTM is open at first, as in trained ones.
     """
     of_h, of_x, of_inputs = jax.random.split(key, 3)
-    bias = jnp.zeros(4 * n, jnp.float32).at[n : 2 * n].set(1.0)
-    weights = {"W": normal(of_x, n, 4 * n), "U": normal(of_h, n, 4 * n), "b": bias}
+    step, gates = (cells.gru, 3) if kind == "gru" else (cells.lstm, 4)
+    weights = {"W": normal(of_x, n, gates * n), "U": normal(of_h, n, gates * n)}
+    weights["b"] = weights["c"] = jnp.zeros(gates * n, jnp.float32)
+    h = jnp.zeros(n, jnp.float32)
+    if kind == "lstm":
+        weights["b"] = weights["b"].at[n : 2 * n].set(1.0)
     inputs = jax.random.normal(of_inputs, (length, n), jnp.float32)
-    zeros = jnp.zeros(n, jnp.float32)
-    return Model(partial(cells.lstm, weights), inputs, (zeros, zeros))
+    return Model(partial(step, weights), inputs, h if kind == "gru" else (h, h))
 
 
 def mlp_chain(width: int, length: int, activation: str, key: Array) -> Model:

@@ -2,13 +2,11 @@
 
 import importlib.util
 import math
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-Folder = Path | zipfile.Path
 VOWELS = ("aeon", "datasets", "data", "JapaneseVowels")  # the package that has it, and where
 
 
@@ -58,23 +56,20 @@ def digits(held_back: float = 0.2, seed: int = 0) -> Split:
     return Split(scaled[0], train_y.astype(np.int32), scaled[1], test_y.astype(np.int32))
 
 
-def vowels(at: str | Path | None = None) -> tuple[Series, Series] | None:
+def vowels() -> tuple[Series, Series] | None:
     """Nine men who say two vowels, of 7 to 29 frames: to train on, and to test with; from aeon.
 
     The class is the speaker. A frame has 12 coefficients of its spectrum, of mean 0 and standard
     deviation 1 over the training set.
 
-    Args:
-        at: a wheel of aeon, or a folder with it, instead of what is installed.
-
     Returns:
-        270 and 370 series, of one T; None where aeon is not installed, nor in ``at``.
+        270 and 370 series, of one T; None where aeon is not installed.
 
     References:
         M. Kudo, J. Toyama, M. Shimbo, *Multidimensional curve classification using passing-through
         regions*, Pattern Recognition Letters 20, 1999.
     """
-    package = find_package(VOWELS[0], at)
+    package = find_package(VOWELS[0])
     if package is None:
         return None
     folder = package.joinpath(*VOWELS[1:])
@@ -128,20 +123,8 @@ def pixels() -> tuple[np.ndarray, np.ndarray]:
     return (images / 8 - 1).astype(np.float32), labels.astype(np.int32)
 
 
-def find_package(name: str, at: str | Path | None = None) -> Folder | None:
-    """The folder of a package, or None where there is none.
-
-    Args:
-        name: of the package, as it is imported; it is not, so its requirements may be
-            missing.
-        at: a wheel, or a folder with the package, to read instead of the installed one.
-
-    Returns:
-        A folder to take files from: ``(folder / "data" / "x.bin").read_bytes()``.
-    """
-    if at is not None:
-        folder = (zipfile.Path(str(at)) if Path(at).is_file() else Path(at)) / name
-        return folder if folder.is_dir() else None
+def find_package(name: str) -> Path | None:
+    """The folder of a package, or None; it is not imported: its requirements may be missing."""
     found = importlib.util.find_spec(name)
     folders = found.submodule_search_locations if found else None
     return Path(folders[0]) if folders else None

@@ -66,11 +66,6 @@ def specimens(number: int, seed: int = 0) -> Iterator[Specimen]:
         yield from map(next, drawn)
 
 
-def small() -> Iterator[Specimen]:
-    """One that takes seconds."""
-    return iter([Specimen("tanh", 4, 64, 1)])
-
-
 def _drawn(kind: str, seed: int) -> Iterator[Specimen]:
     """Endless specimens of a kind, of random sizes."""
     seen: set[Specimen] = set()

@@ -205,16 +205,6 @@ class Setting:
         stats = solution.stats
         return solution.value, Statistics(stats.iterations, stats.residual, solution.result)
 
-    @property
-    def counting(self) -> "Setting":
-        """The setting whose Newton iterations are the trips of loops.
-
-        An adjoint takes about as many corrections.
-        """
-        if self.method == "sequential" and isinstance(self.adjoint, Adjoint):
-            return Setting(Newton(linearize=self.adjoint.linearize), self.adjoint)
-        return self
-
     def stopped(self, k: int) -> "Setting":
         """The same with at most k iterations, converged or not."""
         method = dataclasses.replace(self.method, max_iterations=k, on_failure="return")

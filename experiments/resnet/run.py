@@ -140,7 +140,9 @@ def case(task: Task, names: Sequence[str]) -> Case:
 
     def program(run: Run, setting: Setting | None = None) -> Variant:
         step = task.step(run)
-        solve: Any = setting and jax.jit(partial(_solution, task.shape, setting.counting))
+        solve: Any = None
+        if setting and setting.method != "sequential":
+            solve = jax.jit(partial(_solution, task.shape, setting))
         return Variant(lambda *arguments: step(*arguments)[:2], solve=solve)
 
     length = task.shape.blocks
@@ -148,15 +150,6 @@ def case(task: Task, names: Sequence[str]) -> Case:
     ours = {name: program(VARIANTS[name].run, VARIANTS[name]) for name in names}
     labels = {"part": "times", **task.labels, "direction": "training step"}
     return Case(labels, _learnt(task), sequential, ours)
-
-
-def times(task: Task, scale: Scale, device: depth.Device, effort: Effort) -> Iterator[Row]:
-    """A row for every program of a training step."""
-    for row in bench(case(task, scale.variants), device, effort, scale.longest):
-        if row["program"].startswith("sequential"):  # iterations are those of its adjoint
-            for key in ("iterations", "residual", "ended"):
-                row.pop(key, None)
-        yield row
 
 
 def _solution(
@@ -317,8 +310,12 @@ def main(argv: list[str]) -> None:
         return Task(Shape(length), BATCH, scale.steps)
 
     device, effort = depth.at_hand(), Effort(options.repeats)
+
+    def times(task: Task) -> Iterator[Row]:
+        return bench(case(task, scale.variants), device, effort, scale.longest)
+
     jobs: list[tuple[str, command.Job]] = [
-        ("times", partial(times, task(length), scale, device, effort)) for length in scale.lengths
+        ("times", partial(times, task(length))) for length in scale.lengths
     ]
     jobs[1:1] = Trainings(task(scale.length), scale.limit).jobs(scale.variants, scale.stops)
     chosen = [job for part, job in jobs if part in options.parts]

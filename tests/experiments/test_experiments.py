@@ -58,7 +58,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (decide, "WIDTHS", (2,)),
         (decide, "HARD", {"logistic": lambda: chains.logistic_chain(12)}),
         (decide, "FAR_DEVICES", ("H200",)),
-        (zoo, "small", lambda: iter([zoo.Specimen("tanh", 2, 12, 1)])),
+        (decide, "CANDIDATES", _few_candidates()),
+        (decide, "LONGEST_LOOP", 0),
+        (decide, "SMALL", zoo.Specimen("tanh", 2, 12, 1)),
         (prediction, "cases", lambda quick: [*_cases()]),
         (gradients, "grid", lambda quick: [Size(Network("gru", 2), 6)]),
         (gradients, "layers", lambda quick: [Layer("GRUCell", length=5, units=2, batch=2)]),
@@ -82,6 +84,15 @@ def _cases() -> Iterator[Case]:
     task = zoo.task(zoo.Specimen("gru", 2, 12, 1))
     newton, scan = {"newton": prediction.newton(task)}, {"scan": task.forward(jax.lax.scan)}
     yield Case({"part": "times", "chain": "gru n=2"}, [task.arguments], scan, newton)
+
+
+def _few_candidates() -> Any:
+    """Two of each direction."""
+    few = {"forward": ("sequential", "newton"), "gradient": ("sequential / backprop", "newton / pcr")}
+    return {
+        direction: {name: decide.CANDIDATES[direction][name] for name in names}
+        for direction, names in few.items()
+    }
 
 
 def _claims() -> Iterator[Claim]:
@@ -310,7 +321,7 @@ def test_too_large_jacobians_are_skipped_with_a_reason(monkeypatch: pytest.Monke
 
 
 def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -> None:
-    chain, _ = decide.Chain.both(zoo.Specimen("tanh", 2, 4, 1))
+    chain, _ = decide.Chain.both(zoo.Specimen("tanh", 2, 12, 1))
     monkeypatch.setattr(engine, "_check", lambda one, *_: setattr(one, "note", "wrong"))
     row = decide.regret(chain, DEVICE, Effort(1))
     assert "auto: wrong" in row["note"]
