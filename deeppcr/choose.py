@@ -193,8 +193,10 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
     """The adjoint of ``chain``, whose states ``method`` computes; ``method`` is None for "auto"."""
     step = chain.step
     if reason := left_to_jax(chain):
-        is_newton = step.forwards_only and isinstance(method, Newton)
-        return Choice(Adjoint() if is_newton else Autodiff(), {}, reason)
+        # A `jax.custom_vjp` that looks at zeros must not be differentiated in another way before.
+        is_newton = isinstance(method, Newton) and not step.has_custom_vjp
+        is_pushed = is_newton and step.forwards_only
+        return Choice(Adjoint() if is_pushed else Autodiff(), {}, reason)
     if platform == "cpu":
         if not isinstance(method, Newton):
             if products_of(chain) > WIDE:
