@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from deeppcr.avals import like, varying_axes
-from deeppcr.rewrites.retype import varying_alike
+from deeppcr.rewrites.retrace import varying_alike
 from depth.jaxprs import Program, bind, interpret, vary
 
 Solve = Callable[[Any, Any], Any]

@@ -29,7 +29,7 @@ from deeppcr.chain import Chain, TracedChain, trace_chain
 from deeppcr.checks import describe_type
 from deeppcr.linear import Sharded
 from deeppcr.newton import Newton
-from deeppcr.rewrites.retype import retyped
+from deeppcr.rewrites.retrace import retyped
 from deeppcr.solution import Run
 
 __all__ = ["shard"]

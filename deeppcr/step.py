@@ -30,7 +30,7 @@ from deeppcr.rewrites.cut_first import Order, evaluate
 from deeppcr.rewrites.inputs_first import InputsFirst
 from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.precision import in_full_precision
-from deeppcr.rewrites.retype import varying_alike
+from deeppcr.rewrites.retrace import varying_alike
 from deeppcr.state import Leaves
 from depth.jaxprs import Program, Replacement, is_literal, is_reference, vary
 

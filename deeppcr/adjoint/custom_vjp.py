@@ -17,27 +17,16 @@ from weakref import WeakKeyDictionary
 
 import jax
 from jax import lax
-from jax.extend.core import Literal
 
 from deeppcr.adjoint.transposed import moving, transposed_by, zero_tangent
-from deeppcr.avals import abstract
 from deeppcr.effects import CUSTOM_VJP
 from deeppcr.partition import combine, floating, partition
-from deeppcr.rewrites.cut_first import apply, evaluate
+from deeppcr.rewrites.retrace import Retrace, with_literals
 from deeppcr.state import Leaves
 from deeppcr.step import Step
-from depth.jaxprs import (
-    Program,
-    bind,
-    equations,
-    inside,
-    is_literal,
-    rewritten,
-    without_constants,
-)
+from depth.jaxprs import Program, bind, equations, inside
 from depth.primitives import primitive
 
-Replace = Callable[[Any, Sequence[Any]], list[Any]]
 _FOUND: WeakKeyDictionary[Step, tuple[Step, Step]] = WeakKeyDictionary()
 
 
@@ -51,55 +40,35 @@ def differentiated(step: Step) -> tuple[Step, Step]:
     if not own.has_custom_vjp:
         return own, step
     if step not in _FOUND:
-        both = dataclasses.replace(own, program=_replaced(own.jaxpr, _both_modes), derivative=None)
-        rules = dataclasses.replace(own, jaxpr=_replaced(own.jaxpr, _forward_rule))
+        both = dataclasses.replace(own, program=_Calls(_both_modes).of(own.jaxpr), derivative=None)
+        rules = dataclasses.replace(own, jaxpr=_Calls(_forward_rule).of(own.jaxpr))
         _FOUND[step] = both, dataclasses.replace(step, derivative=rules)
     return _FOUND[step]
 
 
-def _replaced(jaxpr: Program, replace: Replace) -> Program:
-    """The program with every call of a `jax.custom_vjp` replaced by ``replace``."""
-    variables = [*jaxpr.constvars, *jaxpr.invars]
+class _Calls(Retrace):
+    """The program with every call of a `jax.custom_vjp` replaced.
 
-    def f(*values: Any) -> list[Any]:
-        known = dict(zip(variables, values, strict=True))
-        return evaluate(jaxpr, known, jaxpr.outvars, _replacement(replace))
+    Attributes:
+        call: ``(equation, operands) -> results``, in its place.
+    """
 
-    closed = jax.make_jaxpr(f)(*[abstract(atom.aval) for atom in variables])
-    new, count = _with_literals(closed), len(jaxpr.constvars)
-    return new._replace(constvars=new.invars[:count], invars=new.invars[count:])
+    def __init__(self, call: Callable[[Any, Sequence[Any]], list[Any]]) -> None:
+        self.call = call
 
+    def of(self, program: Program) -> Program:
+        """The program, with constants, which rules close over, as literals."""
+        return with_literals(*self.program(program))
 
-def _with_literals(closed: Any) -> Program:
-    """The program with its constants, which rules close over, as literals."""
-    program = Program.of(closed)
-    values = zip(program.constvars, getattr(closed, "consts", ()), strict=True)
-    literals = {variable: Literal(value, variable.aval) for variable, value in values}
-
-    def put(atoms: Sequence[Any]) -> list[Any]:
-        return [atom if is_literal(atom) else literals.get(atom, atom) for atom in atoms]
-
-    equations = [each.replace(invars=put(each.invars)) for each in program.eqns]
-    return Program([], program.invars, equations, put(program.outvars))
-
-
-def _replacement(replace: Replace) -> Callable[[Any, list[Any]], list[Any] | None]:
-    def replacement(equation: Any, operands: list[Any]) -> list[Any] | None:
+    def replace(self, equation: Any, operands: list[Any]) -> list[Any] | None:
+        """See `Retrace`."""
         if _is_rule(equation):
-            return replace(equation, operands)
-        is_chain = equation.primitive.name == "solve_chain"  # which the step solves
-        if is_chain and replace is _forward_rule and _holds_rule(equation):
-            return list(equation.params["structures"].by_forward_rules(operands))
+            return self.call(equation, operands)
         if primitive(equation).kind == "derivative rule" or not _holds_rule(equation):
             return None
-
-        def run(closed: Any, operands: Sequence[Any]) -> list[Any]:
-            return apply(closed, operands, replacement)
-
-        found = rewritten(equation, operands, run, _holds_rule_or_is_one)
-        return found or bind(_with_programs(equation, run), operands)
-
-    return replacement
+        if equation.primitive.name == "solve_chain" and self.call is _forward_rule:
+            return list(equation.params["structures"].by_forward_rules(operands))  # of the step
+        return super().replace(equation, operands)
 
 
 def _is_rule(equation: Any) -> bool:
@@ -108,30 +77,6 @@ def _is_rule(equation: Any) -> bool:
 
 def _holds_rule(equation: Any) -> bool:
     return any(map(_is_rule, (each for held in inside(equation) for each in equations(held))))
-
-
-def _holds_rule_or_is_one(equation: Any) -> bool:
-    return _is_rule(equation) or _holds_rule(equation)
-
-
-def _with_programs(equation: Any, run: Callable[[Any, Sequence[Any]], list[Any]]) -> Any:
-    """A loop or a branch, with its inner programs run by ``run``."""
-
-    def traced(closed: Any) -> Any:
-        inner = without_constants(closed)
-        shapes = [abstract(atom.aval) for atom in inner.invars]
-        found = jax.make_jaxpr(lambda *operands: run(closed, operands))(*shapes)
-        return without_constants(found) if closed is inner else found
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, tuple):
-            parts = map(changed, value)
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        return traced(value) if hasattr(value, "eqns") else value
-
-    return equation.replace(
-        params={name: changed(value) for name, value in equation.params.items()}
-    )
 
 
 def _forward_rule(equation: Any, operands: Sequence[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import linear_util
 
+from deeppcr.rewrites.retrace import converted
 from depth.jaxprs import HoldsProgram, Program, equations
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
@@ -70,16 +71,9 @@ class _Conversion:
         return equation if is_same else equation.replace(params=new)
 
     def _parameter(self, value: Any) -> Any:
-        if isinstance(value, tuple):
-            new = [self._parameter(each) for each in value]
-            if all(a is b for a, b in zip(new, value, strict=True)):
-                return value
-            return type(value)(*new) if hasattr(value, "_fields") else tuple(new)
         if isinstance(value, HoldsProgram):
             return value.converted(in_full_precision)
-        if hasattr(value, "call_wrapped"):
-            return self._rule(value)
-        return self.program(value) if hasattr(value, "eqns") else value
+        return converted(value, self.program, self._rule)
 
     def program(self, value: Any) -> Any:
         """A jaxpr, closed or not; the same object if nothing changes."""
