@@ -18,6 +18,7 @@ from tests.problems import assert_agree
 
 ODD = {}
 SCALE = 1.0
+COPIES = 1
 TABLE = {"scale": 1.0}
 SEEN = []
 
@@ -89,6 +90,19 @@ def a_global():
         return x
 
     return between(lambda x: x * SCALE, write, lambda: SCALE)
+
+
+@odd
+def a_global_that_decides_on_the_shape():
+    global COPIES
+    COPIES = 1
+
+    def write(x):
+        global COPIES
+        COPIES = 2
+        return x
+
+    return between(lambda x: jnp.concatenate([x] * COPIES), write, lambda: COPIES)
 
 
 def times_table(x):
@@ -593,8 +607,8 @@ def test_states_that_are_not_of_jax(x):
     def asks(x):
         return x * 2 if isinstance(x, np.ndarray) else x * 3 if isinstance(x, float) else x * 4
 
-    layers = [asks, jnp.sin, jnp.sin, asks]
-    assert_agree(deeppcr.forward(layers, x), loop(layers, x))
+    layers = [asks, asks, jnp.sin, asks]
+    assert_agree(deeppcr.forward(layers, x, method="sequential"), loop(layers, x))
 
 
 def test_effects_are_the_reason():
