@@ -208,7 +208,7 @@ def test_tracers_of_an_outer_transformation():
     )
 
 
-def test_weak_types_and_arrays_of_numpy_are_called_in_turn():
+def test_weak_types_stay_weak_and_arrays_of_numpy_are_called_in_turn():
     """float64 scalars made of Python numbers leave float32 states alone; code may ask for numpy."""
     x, close = X.astype(jnp.float32), rounding(jnp.float32, 16)
     scales = list(map(jnp.asarray, (0.5, 0.25, 0.75)))
