@@ -3,7 +3,6 @@
 import functools
 import itertools
 import random
-import types
 from functools import partial
 
 import jax
@@ -69,17 +68,6 @@ def a_list():
 
 
 @odd
-def a_list_that_is_shared():
-    shared = []
-
-    def layer(x, seen=shared, also=shared):
-        seen.append(1)
-        return x * len(also)
-
-    return [layer] * 3, lambda: shared
-
-
-@odd
 def a_global():
     global SCALE
     SCALE = 1.0
@@ -135,18 +123,6 @@ def a_nonlocal():
     return between(lambda x: x * scale, write, lambda: scale)
 
 
-@odd
-def a_name_of_a_module():
-    module = types.ModuleType("settings_of_layers")
-    module.scale = 1.0
-
-    def write(x):
-        module.scale = 2.0
-        return x
-
-    return between(lambda x: x * module.scale, write, lambda: module.scale)
-
-
 class Settings:
     scale = 1.0
 
@@ -160,18 +136,6 @@ def an_attribute_of_a_class():
         return x
 
     return between(lambda x: x * Settings.scale, write, lambda: Settings.scale)
-
-
-@odd
-def an_attribute_by_setattr():
-    settings = types.SimpleNamespace(scale=1.0)
-    name = "scale"
-
-    def write(x):
-        setattr(settings, name, getattr(settings, name) + 1.0)
-        return x
-
-    return between(lambda x: x * settings.scale, write, lambda: settings.scale)
 
 
 @odd
@@ -229,17 +193,6 @@ def a_nonlocal_of_a_global_function():
     global COUNTER
     COUNTER = counter()
     return [lambda x: x * COUNTER()] * 4, lambda: COUNTER()
-
-
-@odd
-def weights_changed_in_place():
-    weight = np.eye(3) + 0.1
-
-    def halve(x):
-        weight[0] *= 0.5
-        return x
-
-    return between(lambda x: jnp.tanh(x @ weight), halve, lambda: weight)
 
 
 class Counts:
@@ -361,12 +314,6 @@ def the_generator_of_numpy():
 
 
 @odd
-def the_generator_of_python():
-    random.seed(0)
-    return [lambda x: x + random.random()] * 4, random.random
-
-
-@odd
 def a_local_import_of_a_generator():
     random.seed(0)
 
@@ -383,12 +330,6 @@ def iterators():
     counter = itertools.count()
     layers = [partial(lambda draw, x: x + draw(), partial(next, counter))] * 4
     return layers, lambda: next(counter)
-
-
-@odd
-def a_python_generator():
-    iterator = (0.1 * i for i in range(9))
-    return [lambda x: x + next(iterator)] * 4, lambda: list(iterator)
 
 
 @odd
@@ -427,13 +368,6 @@ def code_that_asks_for_tracers():
         return jnp.sin(x)
 
     return [layer] * 3, lambda: seen
-
-
-@odd
-def code_that_runs_code():
-    space = {"count": 0}
-    layer = lambda x: (exec("count += 1", space), x * space["count"])[1]  # noqa: E731
-    return [layer] * 3, lambda: space["count"]
 
 
 @odd
