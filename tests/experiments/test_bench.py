@@ -287,11 +287,6 @@ def test_calls_are_interleaved() -> None:
     assert all(len(time.seconds) == 3 for time in times.values())
 
 
-def test_a_round_is_the_least() -> None:
-    with pytest.raises(ValueError, match="at least 1 round, got 0"):
-        Effort(0)
-
-
 def test_build_compiles_and_says_what_it_cost() -> None:
     x = jnp.arange(3.0)
     build = timing.build(lambda x: (2.0 * x).sum(), x)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr import Adjoint, Newton
+from deeppcr import Newton
 from experiments import calls, compile_time, decide, iterations, mlp, prediction, recurrence, report
 from experiments.bench import engine, results
 from experiments.bench.engine import Case, distance
@@ -88,7 +88,10 @@ def _cases() -> Iterator[Case]:
 
 def _few_candidates() -> Any:
     """Two of each direction."""
-    few = {"forward": ("sequential", "newton"), "gradient": ("sequential / backprop", "newton / pcr")}
+    few = {
+        "forward": ("sequential", "newton"),
+        "gradient": ("sequential / backprop", "newton / pcr"),
+    }
     return {
         direction: {name: decide.CANDIDATES[direction][name] for name in names}
         for direction, names in few.items()
@@ -208,19 +211,16 @@ def test_every_adjoint_has_the_gradient_of_the_scan() -> None:
     assert (xs != others).all()
 
 
-@pytest.mark.parametrize("kind", recurrence.KINDS)
-def test_all_programs_solve_the_same_recurrence(kind: str) -> None:
-    case = recurrence.case(kind, 9, 3, ("pcr",))
-    every = {**case.baselines, **case.variants}
+def test_all_programs_solve_the_same_recurrence() -> None:
+    case = recurrence.case(9, 3, ("pcr",))
     A, b = (np.asarray(x, np.float64) for x in case.arguments[0])
     y, expected = np.zeros(3), []
     for block, vector in zip(A, b, strict=True):
-        y = (block @ y if kind == "dense" else block * y) + vector
+        y = block @ y + vector
         expected.append(y)
-    for name, run in every.items():
-        np.testing.assert_allclose(
-            jax.jit(run)(*case.arguments[0]), expected, atol=1e-5, err_msg=name
-        )
+    for name, run in {**case.baselines, **case.variants}.items():
+        found = jax.jit(run)(*case.arguments[0])
+        np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("kind", zoo.KINDS)
@@ -250,10 +250,6 @@ def test_a_stack_of_convolutions_is_a_sum_over_neighbours_and_named_by_its_jacob
         method = setting.method
         method = method.linearize if isinstance(method, Newton) else method
         assert name == f"{method} / {setting.adjoint.linearize}"
-    counted = network.VARIANTS["sequential / identity"].counting
-    assert counted.method == Newton(linearize="identity")
-    adjoint = Adjoint(linearize="identity")
-    assert network.Setting(Newton(), adjoint).counting == network.Setting(Newton(), adjoint)
 
 
 # -- what is concluded
@@ -310,14 +306,6 @@ def test_the_verdict_on_predictability(iterations: Any, verdict: str) -> None:
         for length, count in zip((10, 100), counts, strict=True)
     ]
     assert field.verdict(rows)["pass"] == verdict
-
-
-def test_too_large_jacobians_are_skipped_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = iterations.Problem("gru", chains.gru_chain(8, 5, jax.random.key(0)))
-    names = ["dense", "blocks 4", "diagonal", "4 probes", "scalar", "zero"]
-    assert [name for name, _ in iterations.forms(problem)] == names
-    monkeypatch.setattr(iterations, "MOST", 1.0)
-    assert dict(iterations.forms(problem))["dense"].startswith("skipped: Jacobians of ")
 
 
 def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -> None:
