@@ -27,7 +27,7 @@ from deeppcr.eager import kept
 from deeppcr.platforms import is_eager
 from deeppcr.rewrites.cut_first import evaluate
 from deeppcr.state import Leaves
-from deeppcr.step import Step, is_weak, with_weak_type
+from deeppcr.step import Extended, Step, is_weak, with_weak_type
 from depth.dependence import dependence
 
 Kind = Literal["state", "complex", "fixed", "driven", "coupled"]
@@ -157,7 +157,7 @@ class Carry:
         It calls the user's function, so it can be traced for other dtypes.
         """
 
-        def step(state: Leaves, inputs: tuple[Any, Leaves]) -> tuple[Leaves, Any]:
+        def step(state: Leaves, inputs: Extended) -> tuple[Leaves, Any]:
             x, driven = inputs
             after, outputs = f(self.join(state, driven), x)
             return self.split(jax.tree.leaves(after)), outputs

@@ -27,7 +27,7 @@ from deeppcr.platforms import is_gpu
 from deeppcr.rewrites.cut_first import apply
 from deeppcr.rewrites.small_products import write_out_at_once
 from deeppcr.state import Leaves, StateLayout, check_batch
-from deeppcr.step import Step, trace
+from deeppcr.step import Extended, Step, trace
 from depth.jaxprs import vary
 
 Adapt = Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], tuple[Any, Any]]]
@@ -327,7 +327,7 @@ def trace_carry(
         f, xs = carry.step(f), [*xs, *carry.before]
         adapt = _after(carry.step, adapt)
         now = list(map(of_step, carry.before))
-        step, captured = trace(f, state, (first, now))
+        step, captured = trace(f, state, Extended(first, now))
     taken = step.jaxpr.invars[step.states :]
     xs = [vary(x, varying_axes(known.aval)) for x, known in zip(xs, taken, strict=True)]
     check_batch(state, carry.state_names, batch_ndim, name)

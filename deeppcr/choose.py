@@ -22,7 +22,7 @@ from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
-from deeppcr.linear.choose import FEW_STEPS, pcr_suits
+from deeppcr.linear.named import FEW_STEPS, pcr_suits
 from deeppcr.linearize import exact_linearization
 from deeppcr.newton import Newton
 from deeppcr.newton.damping import TrustRegion
@@ -193,10 +193,9 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
     """The adjoint of ``chain``, whose states ``method`` computes; ``method`` is None for "auto"."""
     step = chain.step
     if reason := left_to_jax(chain):
-        # A `jax.custom_vjp` that looks at zeros must not be differentiated in another way before.
-        is_newton = isinstance(method, Newton) and not step.has_custom_vjp
-        is_pushed = is_newton and step.forwards_only
-        return Choice(Adjoint() if is_pushed else Autodiff(), {}, reason)
+        # A `jax.custom_vjp` is not tried: jax remembers the zeros of which it told it last.
+        pushes = isinstance(method, Newton) and not step.has_custom_vjp and step.forwards_only
+        return Choice(Adjoint() if pushes else Autodiff(), {}, reason)
     if platform == "cpu":
         if not isinstance(method, Newton):
             if products_of(chain) > WIDE:

@@ -31,6 +31,7 @@ from deeppcr.linear import Sharded
 from deeppcr.newton import Newton
 from deeppcr.rewrites.retrace import retyped
 from deeppcr.solution import Run
+from deeppcr.step import Extended
 
 __all__ = ["shard"]
 
@@ -147,7 +148,7 @@ def lengthened(chain: TracedChain) -> TracedChain:
     state = jax.tree.unflatten(step.state_tree, initial)
     batch_ndim = len(chain.layout.batch_shape)
     length = chain.length + added
-    longer = trace_chain(function, state, (inputs, alive), length, batch_ndim, "z0")
+    longer = trace_chain(function, state, Extended(inputs, alive), length, batch_ndim, "z0")
     return dataclasses.replace(longer, axis=chain.axis)
 
 

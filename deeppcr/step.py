@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,20 @@ from deeppcr.rewrites.precision import in_full_precision
 from deeppcr.rewrites.retrace import varying_alike
 from deeppcr.state import Leaves
 from depth.jaxprs import Program, Replacement, is_literal, is_reference, vary
+
+
+class Extended(NamedTuple):
+    """The input of a step that takes more than the user's: ``own`` is what was added to it."""
+
+    users: Any
+    own: Any
+
+
+def users_input(inputs: Any) -> Any:
+    """The input of the user's step, from that of a step that may take more."""
+    while isinstance(inputs, Extended):
+        inputs = inputs.users
+    return inputs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

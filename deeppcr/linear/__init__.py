@@ -34,13 +34,16 @@ Every solver takes every kind of blocks:
 
 Parallel solvers multiply small blocks as a structure of arrays (`Blocks.to_struct_of_arrays`).
 
-A new solver is one file with a `LinearSolver` and one line in `choose.SOLVERS`; a new kind of
+A new solver is one file with a `LinearSolver` and one line in `named.SOLVERS`; a new kind of
 blocks is one class in `blocks`.
 """
 
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices, Scalars, Zeros
-from deeppcr.linear.choose import (
+from deeppcr.linear.chunked import Chunked
+from deeppcr.linear.cyclic_reduction import CyclicReduction
+from deeppcr.linear.judged import Leaving, System, solve_judged, usual_sizes
+from deeppcr.linear.named import (
     SOLVERS,
     Auto,
     choose_parallel_solver,
@@ -48,9 +51,6 @@ from deeppcr.linear.choose import (
     find_solver,
     name_of,
 )
-from deeppcr.linear.chunked import Chunked
-from deeppcr.linear.cyclic_reduction import CyclicReduction
-from deeppcr.linear.judged import Leaving, System, solve_judged, usual_sizes
 from deeppcr.linear.pcr import ParallelCyclicReduction
 from deeppcr.linear.prefix_scan import PrefixScan
 from deeppcr.linear.sharded import Sharded, ShardSolver, solver_on

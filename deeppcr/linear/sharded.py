@@ -17,7 +17,7 @@ from deeppcr.axis import ChainAxis, ChainSharding, DeviceAxis, MeshAxis, check_m
 from deeppcr.checks import describe
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
-from deeppcr.linear.choose import find_solver
+from deeppcr.linear.named import find_solver
 from deeppcr.linear.solver import LinearSolver
 
 

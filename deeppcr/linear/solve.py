@@ -23,7 +23,7 @@ from deeppcr.avals import like
 from deeppcr.axis import explicit_mesh, with_auto_axes, with_auto_types
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices
-from deeppcr.linear.choose import find_solver
+from deeppcr.linear.named import find_solver
 from deeppcr.linear.sharded import Sharded
 from deeppcr.linear.solver import LinearSolver, is_decoupled
 from deeppcr.linear_system import linear_system

@@ -14,7 +14,10 @@ A new linearisation is one file with a `Linearization`. `jacobian` has the deriv
 """
 
 from deeppcr.linearize.block_diagonal import BlockDiagonal
-from deeppcr.linearize.choose import (
+from deeppcr.linearize.clipped import Clipped
+from deeppcr.linearize.dense import Dense
+from deeppcr.linearize.diagonal import Diagonal
+from deeppcr.linearize.exact import (
     LINEARIZATIONS,
     Choice,
     Exact,
@@ -23,9 +26,6 @@ from deeppcr.linearize.choose import (
     find_linearization,
     memory_budget,
 )
-from deeppcr.linearize.clipped import Clipped
-from deeppcr.linearize.dense import Dense
-from deeppcr.linearize.diagonal import Diagonal
 from deeppcr.linearize.linearization import Linearization, constant
 from deeppcr.linearize.scalar import Scalar, Zero
 from deeppcr.linearize.surrogate import Surrogate, TracedSurrogate

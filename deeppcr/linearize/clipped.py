@@ -16,7 +16,7 @@ from jax import Array
 from deeppcr.chain import TracedChain
 from deeppcr.checks import describe
 from deeppcr.linear import Blocks
-from deeppcr.linearize.choose import Exact, find_linearization
+from deeppcr.linearize.exact import Exact, find_linearization
 from deeppcr.linearize.linearization import Linearization
 from deeppcr.state import StateLayout
 from deeppcr.step import Step

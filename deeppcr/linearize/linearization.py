@@ -3,7 +3,7 @@
 Newton's method takes the Jacobian itself. Anything cheaper is a quasi-Newton method with the same
 solution: the residual is always that of the user's step, so an inexact block costs iterations,
 never correctness. A new linearisation is one class with `blocks` and `bytes_per_step`, registered
-as a pytree, and one line in `choose.LINEARIZATIONS` if it has a name.
+as a pytree, and one line in `exact.LINEARIZATIONS` if it has a name.
 """
 
 from abc import ABC, abstractmethod

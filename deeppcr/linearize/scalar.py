@@ -18,7 +18,7 @@ from deeppcr.checks import describe
 from deeppcr.linear import Blocks, Scalars, Zeros
 from deeppcr.linearize.linearization import Linearization
 from deeppcr.state import StateLayout
-from deeppcr.step import Step
+from deeppcr.step import Step, users_input
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["coefficient"], meta_fields=["of_input"])
@@ -79,10 +79,9 @@ class Scalar(Linearization):
             )
         if self.of_input is not None:
             avals = [variable.aval for variable in step.jaxpr.invars[step.states :]]
-            inputs = jax.tree.unflatten(step.input_tree, avals)
-            shapes = [
-                list(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(self.of_input, inputs))
-            ]
+            inputs = users_input(jax.tree.unflatten(step.input_tree, avals))
+            found = jax.tree.leaves(jax.eval_shape(self.of_input, inputs))
+            shapes = [list(leaf.shape) for leaf in found]
             if shapes != [[]]:
                 raise ValueError(
                     f"of_input returns arrays of shapes {shapes} for the input of a step, "
@@ -93,11 +92,9 @@ class Scalar(Linearization):
         """See `Linearization`."""
         length = len(states)
         if self.of_input is not None:
-            tree = chain.step.input_tree
             of_input = self.of_input
-            scalar = jax.vmap(lambda *x: jnp.asarray(of_input(jax.tree.unflatten(tree, x))))(
-                *chain.inputs
-            )
+            inputs = users_input(jax.tree.unflatten(chain.step.input_tree, chain.inputs))
+            scalar = jax.vmap(lambda x: jnp.asarray(of_input(x)), axis_size=length)(inputs)
         else:
             scalar = jnp.asarray(self.coefficient)
             if scalar.ndim and len(scalar) != length:  # a window, a chunk or a shard of the chain

@@ -17,7 +17,7 @@ from deeppcr.chain import TracedChain
 from deeppcr.checks import describe
 from deeppcr.eager import kept
 from deeppcr.linear import Blocks
-from deeppcr.linearize.choose import exact_linearization, find_linearization
+from deeppcr.linearize.exact import exact_linearization, find_linearization
 from deeppcr.linearize.linearization import Linearization
 from deeppcr.state import StateLayout
 from deeppcr.step import Step, trace

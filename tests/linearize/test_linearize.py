@@ -225,3 +225,17 @@ def test_dense_blocks_of_a_batch_that_was_not_declared():
         choose(lambda z: jnp.tanh(z @ weight))
     choose(lambda z: jnp.tanh(z @ weight), batch_ndim=1)
     choose(lambda z: jnp.tanh(z @ weight) + z.sum(0, keepdims=True))
+
+
+def test_a_scalar_of_the_input_beside_what_is_computed_ahead():
+    """It gets the input that the user's step gets, without the counter of the carry."""
+
+    def step(carry, x):
+        z, count = carry
+        z = 0.5 * z + jnp.sin(z) * x["a"] / (1 + count)
+        return (z, count + 1), z
+
+    xs = {"a": jnp.linspace(-0.5, 0.5, L)}
+    method = Newton(linearize=Scalar(of_input=lambda x: 0.5 + x["a"]))
+    found = deeppcr.scan(step, (Z0, 0), xs, method=method)
+    assert_agree(found, jax.lax.scan(step, (Z0, 0), xs))
