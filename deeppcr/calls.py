@@ -1,17 +1,22 @@
 """Primitives that stand for a program, which is their parameter ``call_jaxpr``."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import jax
 from jax.extend.core import Primitive, jaxpr_as_fun
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from depth.jaxprs import without_constants
 
 
 class Call(Primitive):
-    """A primitive; if jax replaces its program, as `jax.experimental.checkify` does, that runs."""
+    """A primitive; if jax replaces its program, as `jax.experimental.checkify` does, that runs.
+
+    Its derivatives and its `jax.vmap` are those of the program.
+    """
 
     multiple_results = True
 
@@ -19,6 +24,8 @@ class Call(Primitive):
         super().__init__(name)
         self.def_impl(self.run)
         mlir.register_lowering(self, mlir.lower_fun(self.run, multiple_results=True))
+        ad.primitive_jvps[self] = self._push
+        batching.primitive_batchers[self] = self._map
 
     def bind(self, *operands: Any, subfuns: Sequence[Any] = (), **params: Any) -> Any:
         if subfuns:
@@ -29,6 +36,15 @@ class Call(Primitive):
     def to_lojax(self, *operands: Any, **params: Any) -> Any:
         """Since jax 0.12, before compiling, if the program contains `jax.lax.custom_root`."""
         return self.run(*operands, **params)
+
+    def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
+        """Derivatives are those of the program, which may be lowered as another kind of program."""
+        moves = [ad.instantiate_zeros(t) for t in tangents]
+        return jax.jvp(partial(self.run, **params), list(primals), moves)
+
+    def _map(self, operands: Any, axes: Any, **params: Any) -> Any:
+        results = jax.vmap(partial(self.run, **params), tuple(axes))(*operands)
+        return results, [0] * len(results)
 
     def run(self, *operands: Any, call_jaxpr: Any, **others: Any) -> list[Any]:
         """The results of the program."""

@@ -37,23 +37,23 @@ def triton(kernel: Callable[..., None], blocks: int, out: Sequence[Any]) -> Call
     from jax.experimental.pallas import triton as pltriton
 
     params = pltriton.CompilerParams(num_warps=4, num_stages=1)
-    return _called(kernel, blocks, out, compiler_params=params)
+    return interpreted(kernel, blocks, out, interpret=False, compiler_params=params)
 
 
-def interpreted(kernel: Callable[..., None], blocks: int, out: Sequence[Any]) -> Callable[..., Any]:
-    """The kernel, interpreted by XLA on any platform: slow, with the same arithmetic."""
-    return _called(kernel, blocks, out, interpret=True)
-
-
-def _called(
-    kernel: Callable[..., None], blocks: int, out: Sequence[Any], **options: Any
+def interpreted(
+    kernel: Callable[..., None],
+    blocks: int,
+    out: Sequence[Any],
+    interpret: bool = True,
+    **options: Any,
 ) -> Callable[..., Any]:
+    """The kernel, interpreted by XLA on any platform: slow, with the same arithmetic."""
     from jax.experimental import pallas as pl
 
-    def whole(*refs: Any) -> None:
-        kernel(pl.program_id(0), *refs)
-
-    run: Callable[..., Any] = pl.pallas_call(whole, out_shape=list(out), grid=(blocks,), **options)
+    options |= {"out_shape": list(out), "grid": (blocks,), "interpret": interpret}
+    run: Callable[..., Any] = pl.pallas_call(
+        lambda *refs: kernel(pl.program_id(0), *refs), **options
+    )
     return run
 
 

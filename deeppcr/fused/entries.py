@@ -12,7 +12,6 @@ all examples alike and mixes none; otherwise it is refused.
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -99,14 +98,14 @@ def _results(
     if kind == "cumulative" and (function := CUMULATIVE.get(name)):
         return [_accumulated(equation, operands[0], partial(apply, function))]
     if name == "dynamic_slice":
-        return [_cut(equation, operands)]
+        return _moved(equation, operands[:1], partial(_cut, operands[1:]))
     if kind == "move" and (rule := primitive(equation).numpy):
         return _moved(equation, operands, rule)
     if name == "iota" and (rule := primitive(equation).numpy):
         counts = rule(equation, [])[0].astype(equation.outvars[0].aval.dtype)
         return [_constant(counts, batches)]
     if kind == "elementwise" and (each := operation(equation)) is not None:
-        return [_elementwise(equation, operands, partial(apply, each))]
+        return [_elementwise(equation.outvars[0], operands, partial(apply, each))]
     raise CannotFuse(f"{name} has no counterpart in a kernel")
 
 
@@ -115,16 +114,21 @@ def _results(
 
 def _together(operands: Sequence[Entries], rank: int) -> tuple[list[np.ndarray], tuple[Any, ...]]:
     """Tables of this rank that fit each other, and the axes of the examples."""
-    wide = [each for each in operands if each.table.ndim == rank]
-    found = _merged([each.examples for each in wide])
-    tables = []
-    for each in operands:
-        table = each.table.reshape((1,) * rank) if each.table.ndim < rank else each.table
-        table = narrow(table, found)
-        if any(axis is not None and table.shape[axis] > 1 for axis in found):
-            raise CannotFuse("an array with an entry for each example is shared by all of them")
-        tables.append(table)
-    return tables, found
+    found = _merged([each.examples for each in operands if each.table.ndim == rank])
+    tables = [x.table.reshape((1,) * (rank - x.table.ndim) + x.table.shape) for x in operands]
+    return [_narrowed(table, found) for table in tables], found
+
+
+def _narrowed(table: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
+    """The table with size 1 on the axes of the examples.
+
+    Raises:
+        CannotFuse: it has different entries along them.
+    """
+    table = narrow(table, axes)
+    if any(axis is not None and table.shape[axis] > 1 for axis in axes):
+        raise CannotFuse("an array with an entry for each example is shared by all of them")
+    return table
 
 
 def _merged(all_examples: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:
@@ -142,11 +146,12 @@ def _merged(all_examples: Sequence[tuple[int | None, ...]]) -> tuple[int | None,
 
 def narrow(table: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
     """The table with size 1 on those of the axes along which all its entries are the same."""
+    numbers = table
+    if table.dtype == object:
+        numbers = np.fromiter(map(id, table.flat), np.int64, table.size).reshape(table.shape)
     for axis in axes:
-        if axis is not None and table.shape[axis] > 1:
-            first = table.take([0], axis)
-            pairs = zip(np.broadcast_to(first, table.shape).flat, table.flat, strict=True)
-            table = first if all(one is other for one, other in pairs) else table
+        if axis is not None and (numbers == (first := numbers.take([0], axis))).all():
+            numbers, table = first, table.take([0], axis)
     return table
 
 
@@ -165,15 +170,14 @@ def _own(equation: Any, examples: tuple[int | None, ...], axes: Sequence[int]) -
 
 
 def _elementwise(
-    equation: Any, operands: list[Entries], call: Callable[[Sequence[Any]], Any]
+    out: Any, operands: list[Entries], call: Callable[[Sequence[Any]], Any]
 ) -> Entries:
-    out = equation.outvars[0]
     tables, examples = _together(operands, out.aval.ndim)
-    each = np.broadcast(*tables) if len(tables) > 1 else None
-    found = np.empty(tables[0].shape if each is None else each.shape, object)
-    tables = [np.broadcast_to(table, found.shape) for table in tables]
-    for index in np.ndindex(found.shape):
-        found[index] = call([table[index] for table in tables])
+    shape = np.broadcast_shapes(*(table.shape for table in tables))
+    rows = np.stack([np.broadcast_to(table, shape) for table in tables], -1)
+    found = np.empty(shape, object)
+    for index in np.ndindex(shape):
+        found[index] = call(list(rows[index]))
     return Entries(np.broadcast_to(found, _shape(out, examples)), examples)
 
 
@@ -185,12 +189,9 @@ def _branches(equation: Any, operands: list[Entries], apply: Apply) -> list[Entr
     selects = partial(apply, Operation(lax.select_n))
     if len(results) == 2:
         second = partial(apply, Operation(lambda index: index != jnp.zeros((), index.dtype)))
-        which = _elementwise(SimpleNamespace(outvars=equation.invars[:1]), [which], second)
+        which = _elementwise(equation.invars[0], [which], second)
     outs = zip(equation.outvars, *results, strict=True)
-    return [
-        _elementwise(SimpleNamespace(outvars=[out]), [which, *cases], selects)
-        for out, *cases in outs
-    ]
+    return [_elementwise(out, [which, *cases], selects) for out, *cases in outs]
 
 
 REDUCTIONS: dict[str, Operation] = {
@@ -244,41 +245,28 @@ def _accumulated(equation: Any, operand: Entries, call: Callable[[Sequence[Any]]
 
 
 def _product(equation: Any, operands: list[Entries], apply: Apply) -> Entries:
-    """A product as sums: ``[*batch, rows, terms]`` times ``[*batch, terms, columns]``."""
-    contracted, batch = equation.params["dimension_numbers"]
-    tables, groups = [], []
-    positions: list[tuple[int | None, ...]] = []
-    for each, own, shared in zip(operands, contracted, batch, strict=True):
+    """A product as sums: ``[*batch, rows, 1, terms]`` times ``[*batch, 1, columns, terms]``."""
+    out = equation.outvars[0]
+    arranged: list[Entries] = []
+    for each, own, shared in zip(operands, *equation.params["dimension_numbers"], strict=True):
         _own(equation, each.examples, own)
         free = [axis for axis in range(each.table.ndim) if axis not in (*own, *shared)]
-        groups.append((list(shared), free, list(own)))
-        tables.append(each.table)
-        start = len(shared) + (len(groups[0][1]) if positions else 0)
-        after = {axis: k for k, axis in enumerate(shared)}
-        after |= {axis: start + k for k, axis in enumerate(free)}
-        positions.append(tuple(None if axis is None else after[axis] for axis in each.examples))
-    examples = _merged(positions)
-    left, right = (_factor(table, k, groups, examples) for k, table in enumerate(tables))
-    out = equation.outvars[0]
+        start = out.aval.ndim - len(free) if arranged else len(shared)
+        after = [*range(len(shared)), *range(start, start + len(free))]
+        place = dict(zip((*shared, *free), after, strict=True))
+        table = each.table.transpose((*shared, *free, *own))
+        table = table.reshape((*table.shape[: len(after)], -1))
+        ones = [axis for axis in range(out.aval.ndim) if axis not in after]
+        examples = tuple(None if axis is None else place[axis] for axis in each.examples)
+        arranged.append(Entries(np.expand_dims(table, ones), examples))
+    (left, right), examples = _together(arranged, out.aval.ndim + 1)
     found = np.empty(_shape(out, examples), object)
-    total = partial(_sum_of_products, apply, out.aval.dtype)
-    rank, rows = len(batch[0]), len(groups[0][1])
+    left, right = (np.broadcast_to(x, (*found.shape, x.shape[-1])) for x in (left, right))
     for index in np.ndindex(found.shape):
-        shared = index[:rank]
-        a = left[(*shared, *index[rank : rank + rows])]
-        b = right[(*shared, *index[rank + rows :])]
-        found[index] = total(a.ravel(), b.ravel())
+        found[index] = _sum_of_products(
+            apply, out.aval.dtype, *map(list, (left[index], right[index]))
+        )
     return Entries(found, examples)
-
-
-def _factor(table: np.ndarray, side: int, groups: Any, examples: Any) -> np.ndarray:
-    """A factor of a product, ``[*batch, *free, *contracted]``."""
-    shared, free, own = groups[side]
-    table = table.transpose((*shared, *free, *own))
-    for axis in range(len(shared)):
-        if axis in examples and table.shape[axis] > 1:
-            raise CannotFuse("an array with an entry for each example is shared by all of them")
-    return table
 
 
 def _sum_of_products(apply: Apply, dtype: Any, a: Sequence[Any], b: Sequence[Any]) -> Any:
@@ -295,103 +283,63 @@ def _sum_of_products(apply: Apply, dtype: Any, a: Sequence[Any], b: Sequence[Any
     return apply(convert(dtype), [total])
 
 
-def _cut(equation: Any, operands: list[Entries]) -> Entries:
-    """A dynamic slice from indices that are known."""
-    operand, *starts = operands
-    sizes, shape = equation.params["slice_sizes"], equation.invars[0].aval.shape
-    cuts: list[Any] = []
-    for axis, (start, size, full) in enumerate(zip(starts, sizes, shape, strict=True)):
-        if size == full:
-            cuts.append(slice(None))
-            continue
-        if not isinstance(start.table[()], int | np.integer):
-            raise CannotFuse("dynamic_slice from an index that the program computes")
-        _own(equation, operand.examples, [axis])
-        first = min(max(int(start.table[()]), 0), full - size)
-        cuts.append(slice(first, first + size))
-    return Entries(operand.table[(*cuts, ...)], operand.examples)
-
-
 # -- moves ----------------------------------------------------------------------------------------
+
+
+def _cut(starts: list[Entries], equation: Any, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """A dynamic slice from indices that are known."""
+    cuts = []
+    for start, size, full in zip(
+        starts, equation.params["slice_sizes"], arrays[0].shape, strict=True
+    ):
+        if size < full and not isinstance(start.table[()], int | np.integer):
+            raise CannotFuse("dynamic_slice from an index that the program computes")
+        first = min(max(int(start.table[()]), 0), full - size) if size < full else 0
+        cuts.append(slice(first, first + size))
+    return [arrays[0][tuple(cuts)]]
 
 
 def _moved(
     equation: Any, operands: list[Entries], rule: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Entries]:
-    """A move of entries, whose parameters are those for one example."""
-    name, shape = equation.primitive.name, equation.invars[0].aval.shape
-    if len(operands) > 1:
-        rank = len(shape)
-        tables, examples = _together([each for each in operands if each.table.ndim == rank], rank)
-        full = [each.aval.shape for each in equation.invars if each.aval.ndim == rank]
-        wide = [
-            np.broadcast_to(table, [1 if k in examples else n for k, n in enumerate(of)])
-            for table, of in zip(tables, full, strict=True)
-        ]
-        tables = [*wide, *(each.table for each in operands if each.table.ndim < rank)]
-    else:
-        tables, examples = [operands[0].table], operands[0].examples
-    params, after = _params(equation, name, shape, examples)
-    outs = [
-        SimpleNamespace(aval=SimpleNamespace(shape=_shape(out, after))) for out in equation.outvars
+    """A move of entries: the examples are where the same move puts their numbers."""
+    shapes = [x.aval.shape for x in equation.invars[: len(operands)]]
+    distinct = {id(x): x for each in operands for x in each.table.flat}
+    entries, number = table_of([*distinct.values()], (-1,)), {x: k for k, x in enumerate(distinct)}
+    coded = [np.array([number[id(x)] for x in each.table.flat], int) for each in operands]
+    pairs = zip(coded, operands, shapes, strict=True)
+    full = [np.broadcast_to(x.reshape(each.table.shape), shape) for x, each, shape in pairs]
+    tables = rule(equation, full)
+    along: list[list[int | None]] = [[] for _ in tables]
+    for axes in zip(*(each.examples for each in operands), strict=True):
+        sizes = {shape[axis] for shape, axis in zip(shapes, axes, strict=True) if axis is not None}
+        numbers = rule(equation, list(map(_numbers, shapes, axes)))
+        for found, each in zip(along, numbers, strict=True):
+            found.append(_axis_of(equation, each, sizes))
+    codes = [_narrowed(table, axes) for table, axes in zip(tables, along, strict=True)]
+    return [
+        Entries(entries[each.ravel()].reshape(each.shape), tuple(axes))
+        for each, axes in zip(codes, along, strict=True)
     ]
-    local = SimpleNamespace(
-        params=equation.params | params, outvars=outs, primitive=equation.primitive
-    )
-    return [Entries(np.asarray(table, object), after) for table in rule(local, tables)]
 
 
-def _params(
-    equation: Any, name: str, shape: tuple[int, ...], examples: tuple[int | None, ...]
-) -> tuple[dict[str, Any], tuple[int | None, ...]]:
-    """The parameters of a move for one example, and the axes of the examples after it."""
-    params, axes = equation.params, [axis for axis in examples if axis is not None]
-    same: tuple[dict[str, Any], tuple[int | None, ...]] = ({}, examples)
-
-    def to(moved: Callable[[int], int]) -> tuple[int | None, ...]:
-        return tuple(None if axis is None else moved(axis) for axis in examples)
-
-    if not axes or equation.primitive.name in ("copy", "stop_gradient", "name"):
-        return same
-    if name == "broadcast_in_dim":
-        after = to(lambda axis: params["broadcast_dimensions"][axis])
-        return {"shape": _shape(equation.outvars[0], after)}, after
-    if name == "reshape":
-        after = to(partial(_reshaped, equation, shape, tuple(params["new_sizes"])))
-        return {"new_sizes": _shape(equation.outvars[0], after)}, after
-    if name == "transpose":
-        return {}, to(list(params["permutation"]).index)
-    if name == "squeeze":
-        _own(equation, examples, params["dimensions"])
-        return {}, to(lambda axis: axis - sum(each < axis for each in params["dimensions"]))
-    if name == "slice":
-        strides = params["strides"] or (1,) * len(shape)
-        cuts = zip(params["start_indices"], params["limit_indices"], strides, shape, strict=True)
-        changed = [k for k, (start, end, by, n) in enumerate(cuts) if (start, end, by) != (0, n, 1)]
-        _own(equation, examples, changed)
-        limits = [1 if k in axes else end for k, end in enumerate(params["limit_indices"])]
-        return {"limit_indices": tuple(limits)}, examples
-    if name == "pad":
-        changed = [k for k, edges in enumerate(params["padding_config"]) if edges != (0, 0, 0)]
-        _own(equation, examples, changed)
-        return same
-    if name in ("concatenate", "split", "rev"):
-        along = params.get("dimension", params.get("axis"))
-        _own(equation, examples, params["dimensions"] if name == "rev" else [along])
-        return same
-    if name == "stack":
-        return {}, to(lambda axis: axis + (axis >= params["axis"]))
-    if name == "unstack":
-        _own(equation, examples, [params["axis"]])
-        return {}, to(lambda axis: axis - (axis > params["axis"]))
-    raise CannotFuse(f"{name} has no counterpart in a kernel for one example of a batch")
+def _numbers(shape: tuple[int, ...], axis: int | None) -> np.ndarray:
+    """For each entry of an array the example that it is of, along one batch axis; -1 if of all."""
+    if axis is None:
+        return np.full(shape, -1)
+    return np.broadcast_to(np.expand_dims(np.arange(shape[axis]), _others(shape, axis)), shape)
 
 
-def _reshaped(equation: Any, shape: tuple[int, ...], new: tuple[int, ...], axis: int) -> int:
-    """Where an axis is after a reshape that leaves it alone."""
-    before = int(np.prod(shape[:axis], dtype=int))
-    for k, size in enumerate(new):
-        if size == shape[axis] and int(np.prod(new[:k], dtype=int)) == before:
-            return k
-    _own(equation, (axis,), [axis])
-    raise AssertionError
+def _axis_of(equation: Any, numbers: np.ndarray, sizes: set[int]) -> int | None:
+    """The inverse of `_numbers`."""
+    if (numbers < 0).all():
+        return None
+    for axis, size in enumerate(numbers.shape):
+        own = _numbers(numbers.shape, axis)
+        if size in sizes and ((numbers == own) | (numbers < 0)).all():
+            return axis
+    raise CannotFuse(f"{equation.primitive.name} combines examples with each other")
+
+
+def _others(shape: tuple[int, ...], axis: int) -> list[int]:
+    return [other for other in range(len(shape)) if other != axis]

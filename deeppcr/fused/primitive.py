@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import Primitive, jaxpr_as_fun
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 
+from deeppcr.calls import Call
 from deeppcr.fused.backends import interpreted, native
 from deeppcr.fused.kernel import run_kernel
 from deeppcr.fused.step import FusedStep
@@ -19,8 +19,7 @@ from deeppcr.platforms import platforms
 from deeppcr.rewrites.cut_first import evaluate
 from deeppcr.state import Leaves
 
-fused_scan_p = Primitive("fused_scan")
-fused_scan_p.multiple_results = True
+fused_scan_p = Call("fused_scan")
 
 
 def fused_scan(
@@ -59,10 +58,6 @@ def _scan(
     return [*last, *outputs]
 
 
-def _run(*operands: Any, call_jaxpr: Any, **_: Any) -> list[Any]:
-    return list(jaxpr_as_fun(call_jaxpr)(*operands))
-
-
 def _kernel(
     *operands: Any,
     call_jaxpr: Any,
@@ -73,7 +68,7 @@ def _kernel(
     is_gpu: bool = False,
 ) -> list[Any]:
     if not (is_gpu or interpret):
-        return _run(*operands, call_jaxpr=call_jaxpr)
+        return fused_scan_p.run(*operands, call_jaxpr=call_jaxpr)
     ends = step.states, step.states + step.inputs
     states, inputs = operands[: ends[0]], operands[ends[0] : ends[1]]
     parts = list(states), list(inputs), list(operands[ends[1] :])
@@ -81,27 +76,11 @@ def _kernel(
     return [*last, *outputs]
 
 
-def _abstract(*operands: Any, call_jaxpr: Any, **_: Any) -> list[Any]:
-    return list(call_jaxpr.out_avals)
-
-
-def _push(primals: Any, tangents: Any, **params: Any) -> Any:
-    tangents = [ad.instantiate_zeros(t) if isinstance(t, ad.Zero) else t for t in tangents]
-    return jax.jvp(partial(_run, **params), primals, tangents)
-
-
-def _map(operands: Any, axes: Any, **params: Any) -> Any:
-    results = jax.vmap(partial(_run, **params), tuple(axes))(*operands)
-    return results, [0] * len(results)
-
-
 fused_scan_p.def_impl(lambda *operands, **params: jax.jit(partial(_kernel, **params))(*operands))
-fused_scan_p.def_abstract_eval(_abstract)
+fused_scan_p.def_abstract_eval(lambda *_, call_jaxpr, **others: list(call_jaxpr.out_avals))
 mlir.register_lowering(fused_scan_p, mlir.lower_fun(_kernel, multiple_results=True))
 mlir.register_lowering(
     fused_scan_p,
     mlir.lower_fun(partial(_kernel, is_gpu=True), multiple_results=True),
     platform="cuda",
 )
-ad.primitive_jvps[fused_scan_p] = _push
-batching.primitive_batchers[fused_scan_p] = _map

@@ -10,7 +10,6 @@ the same, but for the order of the sums in products.
 # 0.1 for 4 units, 0.2 for 8, 0.3 for 16 and 32, 0.75 for 128.
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
 from deeppcr.avals import of_step
@@ -144,20 +143,6 @@ def _lower(context: Any, *operands: Any, **params: Any) -> Any:
     return lower(context, *operands, **params)
 
 
-def _push(
-    primals: Sequence[Any], tangents: Sequence[Any], *, call_jaxpr: Any
-) -> tuple[list[Any], list[Any]]:
-    """Derivatives are those of the loop as it is, which may be another kind of program."""
-    moves = [ad.instantiate_zeros(t) for t in tangents]
-    return jax.jvp(partial(one_function_p.run, call_jaxpr=call_jaxpr), list(primals), moves)
-
-
-def _map(operands: Sequence[Any], axes: Sequence[Any], *, call_jaxpr: Any) -> Any:
-    """Mapped, a loop may be too large, and its products with vectors are products of matrices."""
-    results = jax.vmap(partial(one_function_p.run, call_jaxpr=call_jaxpr), tuple(axes))(*operands)
-    return results, [0] * len(results)
-
-
 def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
     """The equation without the results that nobody reads."""
     equation = given[-1]  # since jax 0.12 after others
@@ -177,8 +162,6 @@ def has_one_function(program: Any) -> bool:
 
 
 one_function_p.def_abstract_eval(lambda *_, call_jaxpr: list(call_jaxpr.out_avals))
-ad.primitive_jvps[one_function_p] = _push
-batching.primitive_batchers[one_function_p] = _map
 pe.dce_rules[one_function_p] = _without_unused
 mlir.register_lowering(one_function_p, _lower, "cpu")
 
