@@ -105,6 +105,12 @@ def layer(z, x):
     return jnp.tanh(z @ x["w"] + x["b"])
 
 
+def clamped(z, x):
+    """Slices that would begin beyond the end, and before the start."""
+    ends = [lax.dynamic_slice(z, (np.int32(k),), (2,)) for k in (7, -9)]
+    return jnp.tanh(jnp.concatenate(ends)[:3] + x)
+
+
 def per_example(z, x):
     return jnp.cos(z + x[:, None] * OFFSETS)
 
@@ -125,6 +131,7 @@ CASES = {
     ],
     "pytrees and masks": [(masked, {"a": numbers(2, 1, 3), "b": numbers(2, 1)}, MASKED, 1)],
     "weights of each step": [(layer, numbers(4), MLP), (layer, numbers(2, 4), MLP, 1)],
+    "slices beyond the ends": [(clamped, numbers(3), numbers(L, 3))],
     "captured, of each example": [(per_example, numbers(2, 3), numbers(L, 2), 1)],
 }
 
@@ -173,7 +180,7 @@ def random_step(seed, n=3):
     return step
 
 
-@pytest.mark.parametrize("first", [0, 10, 20])
+@pytest.mark.parametrize("first", [0, 8])
 def test_random_steps(first):
     alone, batched = numbers(3), numbers(2, 3)
     agree(
@@ -182,7 +189,7 @@ def test_random_steps(first):
                 random_step(seed),
                 *((batched, numbers(L, 2, 3), 1) if seed % 2 else (alone, numbers(L, 3))),
             )
-            for seed in range(first, first + 10)
+            for seed in range(first, first + 8)
         ]
     )
 
