@@ -73,12 +73,9 @@ class Along:
 
     def clear_first(self, y: Array) -> Array:
         """``y`` with zeros at the first step, even where the product with its block is NaN."""
-        return jnp.where(self.is_among_first(y, 1), jnp.zeros_like(y), y)
-
-    def is_among_first(self, y: Array, count: int) -> Array:
-        """Whether an entry of ``y`` belongs to the first ``count`` steps: bool, of its shape."""
         index = lax.broadcasted_iota(jnp.int32, y.shape, self.axis)
-        return index >= self.length(y) - count if self.reverse else index < count
+        is_first = index >= self.length(y) - 1 if self.reverse else index < 1
+        return jnp.where(is_first, jnp.zeros_like(y), y)
 
     def step(self, tree: Tree, index: int | Array) -> Tree:
         """One step, without the chain axis; ``index`` counts in memory order."""

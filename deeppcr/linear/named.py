@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from jax import Array
 
-from deeppcr.axis import DeviceAxis
 from deeppcr.checks import check_name
 from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.chunked import Chunked
@@ -27,9 +26,6 @@ class Auto(LinearSolver):
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         return choose_solver(blocks, platform())._solve(blocks, b, reverse)
-
-    def _solve_shard(self, blocks: Blocks, b: Array, reverse: bool, axis: DeviceAxis) -> Array:
-        return choose_solver(blocks, platform())._solve_shard(blocks, b, reverse, axis)
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         return choose_solver(blocks, platform())._solve_transposed(blocks, g, reverse)

@@ -17,19 +17,16 @@ NeurIPS 2023.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from functools import partial
-from typing import ClassVar, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.axis import DeviceAxis
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.blocks.matrices import StructOfArrays
-from deeppcr.linear.shards import select, state_before
 from deeppcr.linear.solver import LinearSolver
 from deeppcr.platforms import platform
 
@@ -54,32 +51,10 @@ class ParallelCyclicReduction(LinearSolver):
         blocks, b, restore = blocks.to_struct_of_arrays(b)
         along = Along(blocks.axis, reverse)
         equations = _equations(blocks, b, along)
-        for distance in _distances(along.length(b)):
-            equations = equations.reduce(along, distance)
+        distance = 1
+        while distance < along.length(b):
+            equations, distance = equations.reduce(along, distance), 2 * distance
         return restore(equations.offsets)
-
-    def _solve_shard(self, blocks: Blocks, b: Array, reverse: bool, axis: DeviceAxis) -> Array:
-        arrays, vectors, restore = blocks.to_struct_of_arrays(b)
-        if not isinstance(arrays, StructOfArrays):
-            return super()._solve_shard(blocks, b, reverse, axis)
-        # The last equation, in terms of the state before the shard, is the composition of its
-        # steps. So one pass of rounds has it, and the solution but for that state.
-        along = Along(arrays.axis, reverse)
-        prefixes = Prefixes(jnp.concatenate([arrays.matrix, vectors], axis=1))
-        for distance in _distances(len(b)):
-            prefixes = prefixes.reduce(along, distance)
-        before = state_before(along.last((prefixes.blocks, prefixes.offsets), 1), axis)
-        update = prefixes.blocks.apply(before)
-        is_first = axis.rank == 0  # the first block of the chain is ignored, even if it is NaN
-        return restore(prefixes.offsets + select(is_first, jnp.zeros_like(update), update))
-
-
-def _distances(length: int) -> Iterator[int]:
-    """The distance of all equations before each round."""
-    distance = 1
-    while distance < length:
-        yield distance
-        distance *= 2
 
 
 def _equations(blocks: Blocks, b: Array, along: Along) -> "Pairs | Augmented":
@@ -124,7 +99,6 @@ class Augmented:
     """
 
     augmented: Array
-    keeps_blocks: ClassVar[bool] = False  # in the last round, too
 
     @property
     def offsets(self) -> Array:
@@ -139,8 +113,7 @@ class Augmented:
     def reduce(self, along: Along, distance: int) -> Self:
         """As of `Pairs`."""
         earlier = along.shift(self.augmented, distance)
-        is_last_round = 2 * distance >= along.length(self.augmented)
-        if is_last_round and not self.keeps_blocks:
+        if 2 * distance >= along.length(self.augmented):  # the last round
             offsets = self.offsets + self.blocks.apply(earlier[:, -1:])
             return dataclasses.replace(self, augmented=offsets)
         only_offsets = jnp.pad(self.offsets, [(0, 0), (self.blocks.width, 0), (0, 0), (0, 0)])
@@ -150,16 +123,3 @@ class Augmented:
             # entry of the next.
             augmented = lax.optimization_barrier(augmented)
         return dataclasses.replace(self, augmented=augmented)
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["augmented"], meta_fields=[])
-@dataclasses.dataclass(frozen=True)
-class Prefixes(Augmented):
-    """Equations that reach back to the state before the first step at most, and keep its block."""
-
-    keeps_blocks: ClassVar[bool] = True
-
-    def reduce(self, along: Along, distance: int) -> Self:
-        composed = super().reduce(along, distance).augmented
-        is_finished = along.is_among_first(composed, distance)
-        return dataclasses.replace(self, augmented=jnp.where(is_finished, self.augmented, composed))

@@ -1,8 +1,15 @@
 """A chain in equal shards, one per device, combined in log2(P) rounds of messages.
 
-Every device composes its own steps. From these maps it learns the state before its shard
-(`deeppcr.linear.shards`), and solves the shard with any solver. The size of the messages does not
-depend on L.
+A shard whose first step starts from the state s ends with ``T s + v``, where ``(T, v)`` is the
+composition of its steps,
+
+    (A, b) after (A', b') = (A A', A b' + b).
+
+1. Every device composes its own steps, pair by pair: log2(L/P) rounds of products, no messages.
+2. Every device composes its map with that of the device 1, 2, 4, .. before it (Hillis & Steele,
+   *Data parallel algorithms*, CACM 1986): log2(P) rounds, each with a message of one block and one
+   vector. So it knows the state before its shard.
+3. Every device solves its shard from there, with any solver.
 """
 
 import dataclasses
@@ -117,7 +124,15 @@ class ShardSolver(LinearSolver):
     inside: LinearSolver
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        return self.inside._solve_shard(blocks, b, reverse, self._towards(reverse))
+        axis, (arrays, vectors, restore) = self._towards(reverse), blocks.to_struct_of_arrays(b)
+        composed = _composed(arrays, vectors, Along(arrays.axis, reverse))
+        initial, along = restore(_state_before(composed, axis)), Along(reverse=reverse)
+        # The first block of the chain is ignored, even if it is NaN.
+        start = along.first(blocks, 1)
+        start = _select(axis.rank == 0, jax.tree.map(jnp.zeros_like, start), start)
+        b_first = along.first(b, 1) + start.apply(initial)
+        b = along.join(b_first, along.last(b, len(b) - 1))
+        return self.inside.solve_unguarded(blocks, b, reverse)
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         transposed = blocks.transpose()
@@ -130,3 +145,36 @@ class ShardSolver(LinearSolver):
 
     def _towards(self, reverse: bool) -> DeviceAxis:
         return self.chain_axis.reversed if reverse else self.chain_axis
+
+
+def _state_before(composed: Any, axis: DeviceAxis) -> Array:
+    """The state before this shard, zero before the first, from the composition of its steps."""
+    found, distance = composed, 1
+    while distance < axis.size:
+        (earlier, earlier_offset), (own, own_offset) = axis.shift(found, distance), found
+        after = (own.compose(earlier), own.apply(earlier_offset) + own_offset)
+        found = _select(axis.rank >= distance, after, found)
+        distance *= 2
+    before: Array = axis.shift(found[1])
+    return before
+
+
+def _composed(blocks: Blocks, b: Array, along: Along) -> tuple[Blocks, Array]:
+    """The composition ``(T, v)`` of all steps, as blocks and a vector of one step."""
+    while (length := along.length(b)) > 1:
+        rest = along.last((blocks, b), 1)
+        (early, early_b), (late, late_b) = along.halves(
+            along.first((blocks, b), length - length % 2)
+        )
+        blocks, b = late.compose(early), late.apply(early_b) + late_b
+        if length % 2:
+            blocks = jax.tree.map(along.join, blocks, rest[0])
+            b = along.join(b, rest[1])
+    return blocks, b
+
+
+def _select(condition: Any, chosen: Any, otherwise: Any) -> Any:
+    """Leaf by leaf, ``chosen`` if the scalar ``condition`` is true, else ``otherwise``."""
+    return jax.tree.map(
+        lambda yes, no: lax.select(lax.full(yes.shape, condition), yes, no), chosen, otherwise
+    )

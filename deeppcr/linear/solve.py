@@ -109,27 +109,18 @@ def _solved(
         if isinstance(solver, Sharded):
             solver = dataclasses.replace(solver, mesh=with_auto_types(solver.mesh))
         return solve_recurrence(blocks, b, solver, reverse)
-    out = jax.typeof(b).sharding.spec
-    y: Array = with_auto_axes(
-        lambda blocks, b: solve_recurrence(blocks, b, _on_the_mesh(solver), reverse),
-        mesh,
-        out,
-        blocks,
-        b,
-    )
+
+    def on_the_mesh(blocks: Blocks, b: Array) -> Array:
+        here = solver
+        if isinstance(solver, Sharded):
+            here = dataclasses.replace(solver, mesh=jax.sharding.get_abstract_mesh())
+        return solve_recurrence(blocks, b, here, reverse)
+
+    y: Array = with_auto_axes(on_the_mesh, mesh, jax.typeof(b).sharding.spec, blocks, b)
     return y
 
 
 _solved_compiled = jax.jit(_solved, static_argnames=("solver", "reverse"))
-
-
-def _on_the_mesh(solver: LinearSolver) -> LinearSolver:
-    """The solver on the current mesh."""
-    return (
-        dataclasses.replace(solver, mesh=jax.sharding.get_abstract_mesh())
-        if isinstance(solver, Sharded)
-        else solver
-    )
 
 
 def solve_recurrence(

@@ -22,12 +22,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.axis import LOCAL, ChainAxis, DeviceAxis
+from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.checks import check_flag
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.judged import System, solve_judged
-from deeppcr.linear.shards import compose, starting_from, state_before
 from deeppcr.linear.step_by_step import (
     solve_in_one_kernel,
     solve_step_by_step,
@@ -50,12 +49,12 @@ class LinearSolver(ABC):
 
     def solve(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
         """``y_l = A_l y_{l-1} + b_l``, ``y_0 = 0``; ``reverse``: ``y_l = A_l y_{l+1} + b_l``."""
-        return self._prepared(partial(self._judged, self._solve), blocks, b, reverse)
+        return self._in_float32(partial(self._judged, self._solve), blocks, b, reverse)
 
     def solve_transposed(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
         """``lam_l = g_l + A_{l+1}^T lam_{l+1}``, ``lam_{L+1} = 0``: `solve` transposed."""
         judged = partial(self._judged, self._solve_transposed, transposed=True)
-        return self._prepared(judged, blocks, g, reverse)
+        return self._in_float32(judged, blocks, g, reverse)
 
     def solve_unguarded(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
         """`solve`, not judged by its residual: for what checks its result itself."""
@@ -66,7 +65,7 @@ class LinearSolver(ABC):
 
     def solve_transposed_unguarded(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
         """`solve_transposed`, not judged by its residual."""
-        return self._prepared(self._solve_transposed, blocks, g, reverse)
+        return self._in_float32(self._solve_transposed, blocks, g, reverse)
 
     def chosen(self, blocks: Callable[[], Blocks]) -> "LinearSolver":
         """The solver that runs for ``blocks``, of which shapes suffice: this one, unless "auto"."""
@@ -75,14 +74,6 @@ class LinearSolver(ABC):
     @abstractmethod
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         """`solve_unguarded` for at least two steps, in float32 or better."""
-
-    def _solve_shard(self, blocks: Blocks, b: Array, reverse: bool, axis: DeviceAxis) -> Array:
-        """`_solve` of the whole chain on one of its shards, of which ``axis`` knows the others."""
-        arrays, vectors, restore = blocks.to_struct_of_arrays(b)
-        composed = compose(arrays, vectors, Along(arrays.axis, reverse))
-        initial = restore(state_before(composed, axis))
-        b = starting_from(initial, blocks, b, axis, reverse)
-        return self.solve_unguarded(blocks, b, reverse)
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         """The transpose of `_solve`."""
@@ -102,7 +93,7 @@ class LinearSolver(ABC):
         """Whether no step depends on another, so that ``b`` is the solution."""
         return is_decoupled(blocks, b)
 
-    def _prepared(self, solve: Solve, blocks: Blocks, b: Array, reverse: bool) -> Array:
+    def _in_float32(self, solve: Solve, blocks: Blocks, b: Array, reverse: bool) -> Array:
         """``solve`` in float32 or better, unless the recurrence is decoupled."""
         if self._is_decoupled(blocks, b):
             return b
@@ -127,8 +118,8 @@ class LinearSolver(ABC):
 
         found = solve_judged(system, blocks, solved, by_blocks=True)
         left = found.leaving, found.y
-        again = partial(system.complete, product, found.prefix, found.y)
-        return unless(found.prefix == system.total, left, again)[1]
+        finished = partial(system.complete, product, found.prefix, found.y)
+        return unless(found.prefix == system.total, left, finished)[1]
 
 
 @dataclasses.dataclass(frozen=True)

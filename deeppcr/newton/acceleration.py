@@ -35,7 +35,7 @@ trajectories. It does not pay in a window that slides on after fewer than about 
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -73,15 +73,11 @@ class History(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Anderson:
+class Anderson(Transform):
     """Accelerate an iteration on trajectories by extrapolation from its last few iterates.
 
     For inexact blocks that take many iterations. A step of the chain combines differences of the
     states before it only (triangular Anderson acceleration).
-
-    To use it in another iteration, call ``state = accelerate.begin(trajectory)`` once, and then
-    ``trajectory, state = accelerate(state, trajectory, proposed)`` instead of
-    ``trajectory = proposed``; trajectories are ``[L, *batch, w]``.
 
     Attributes:
         history: integer from 1 to 8, the number of differences that are kept, in ``2 history + 2``
@@ -122,9 +118,9 @@ class Anderson:
                 f"regularization is {describe(self.regularization)}, expected a number > 0."
             )
 
-    def begin(self, trajectory: Array) -> History:
+    def begin(self, states: Array) -> History:
         """An empty history for a trajectory ``[L, *batch, w]``, in float32 or better."""
-        m, zeros = self.history, jnp.zeros_like(trajectory)
+        m, zeros = self.history, jnp.zeros_like(states)
         single = zeros.sum(axis=-1)
         columns = jnp.broadcast_to(zeros, (m, *zeros.shape))
         products = jnp.broadcast_to(single, (m, m, *single.shape))
@@ -132,17 +128,14 @@ class Anderson:
         known = jnp.broadcast_to(nowhere, (m, *single.shape))
         return History(zeros, zeros, nowhere, columns, columns, products, known, jnp.int32(0))
 
-    def __call__(
+    def __call__(self, states: Array, own: History, trip: Trip) -> tuple[Array, History]:
+        """Extrapolated from the last few iterates."""
+        return self.extrapolate(own, trip.states, states, trip.chain.axis)
+
+    def extrapolate(
         self, state: History, trajectory: Array, proposed: Array, axis: ChainAxis = LOCAL
     ) -> tuple[Array, History]:
-        """The next trajectory and state.
-
-        Args:
-            state: what `begin` or the last call returned.
-            trajectory: Z, the last iterate, ``[L, *batch, w]``.
-            proposed: Y(Z), the next iterate of the plain iteration, ``[L, *batch, w]``.
-            axis: the chain axis.
-        """
+        """The next trajectory and state, from the last one Z and Y(Z), both ``[L, *batch, w]``."""
         residual = proposed - trajectory
         state = self._remember(state, proposed, residual, axis)
         gamma = self._least_squares(state, residual, axis)
@@ -151,30 +144,27 @@ class Anderson:
         accelerated = proposed - (gamma[..., None] * state.dY).sum(axis=0)
         return jnp.where(jnp.isfinite(accelerated), accelerated, proposed), state
 
-    def shift(self, state: History, count: Array) -> History:
-        """The history of a window that has moved ``count`` steps along the chain.
-
-        Nothing is known of the steps that enter.
-        """
+    def shift(self, own: History, distance: Array) -> History:
+        """Nothing is known of the steps that enter."""
 
         def move(array: Array, axis: int) -> Array:
             padded = lax.concatenate([array, jnp.zeros_like(array)], axis)
-            return lax.dynamic_slice_in_dim(padded, count, array.shape[axis], axis)
+            return lax.dynamic_slice_in_dim(padded, distance, array.shape[axis], axis)
 
         # The products of the steps that leave are added to those of the first step, and so stay in
         # all later sums. These steps have converged, so differences in which they change say little
         # about the steps that remain. It saves 1 of 6 iterations (window of 200 of 1000 steps).
-        index = lax.broadcasted_iota(jnp.int32, state.products.shape, 2)
-        left = jnp.where(index < count, state.products, jnp.zeros_like(state.products)).sum(axis=2)
+        index = lax.broadcasted_iota(jnp.int32, own.products.shape, 2)
+        left = jnp.where(index < distance, own.products, jnp.zeros_like(own.products)).sum(axis=2)
         return History(
-            proposed=move(state.proposed, 0),
-            residual=move(state.residual, 0),
-            valid=move(state.valid, 0),
-            dY=move(state.dY, 1),
-            dR=move(state.dR, 1),
-            products=move(state.products, 2).at[:, :, 0].add(left),
-            known=move(state.known, 1),
-            written=state.written,
+            proposed=move(own.proposed, 0),
+            residual=move(own.residual, 0),
+            valid=move(own.valid, 0),
+            dY=move(own.dY, 1),
+            dR=move(own.dR, 1),
+            products=move(own.products, 2).at[:, :, 0].add(left),
+            known=move(own.known, 1),
+            written=own.written,
         )
 
     def _remember(
@@ -232,22 +222,6 @@ class Anderson:
         explained = (weights * right).sum(axis=0)
         share = jnp.where(total > least, explained / total, jnp.zeros_like(total))
         return weights * share[None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Accelerated(Transform):
-    """Extrapolated from the last few iterates. Its own state: the history."""
-
-    anderson: Anderson
-
-    def begin(self, states: Array) -> Any:
-        return self.anderson.begin(states)
-
-    def __call__(self, states: Array, own: Any, trip: Trip) -> tuple[Array, Any]:
-        return self.anderson(own, trip.states, states, trip.chain.axis)
-
-    def shift(self, own: Any, distance: Array) -> Any:
-        return self.anderson.shift(own, distance)
 
 
 def _solve(lower: list[list[Array]], right: list[Array]) -> list[Array]:

@@ -39,10 +39,10 @@ CLOSE = 1e-3  # and otherwise half of the residuals be as small, relative to the
 REGION = TrustRegion(0.5)
 
 # The kinds of trips: plain ones before and after the trial, Newton's in it, and, from MOVE on,
-# those that take the states in `value`: clipped, or of a Jacobi iteration and again of one. BEHIND:
-# what follows each, if nothing else is decided.
-PLAIN, DONE, NEWTON, MOVE, JACOBI, AGAIN, BACK = range(7)
-BEHIND = PLAIN, DONE, MOVE, JACOBI, AGAIN, NEWTON, DONE
+# those that take the states in `value`: clipped, or of the first or second Jacobi iteration.
+# BEHIND: what follows each, if nothing else is decided.
+PLAIN, DONE, NEWTON, MOVE, JACOBI, SECOND, BACK = range(7)
+BEHIND = PLAIN, DONE, MOVE, JACOBI, SECOND, NEWTON, DONE
 
 
 class Trial(NamedTuple):
@@ -161,7 +161,7 @@ class Trial(NamedTuple):
         following = jnp.where(jnp.isfinite(value) | (kind < NEWTON), value, states)
         following = jnp.where(self.kind == NEWTON, clipped, following)
         following = jnp.where(begins, guess, jnp.where(fails, saved, following))
-        keeps = jnp.stack([self.kind == AGAIN, begins]).reshape(2, *(1,) * states.ndim)
+        keeps = jnp.stack([self.kind == SECOND, begins]).reshape(2, *(1,) * states.ndim)
         moves = self.moves + (kind >= MOVE).astype(jnp.int32) + jnp.where(fails, made, 0)
         begun = jnp.where(begins, count, self.begun)
         numbers = jnp.stack([kind, trips, moves, begun])

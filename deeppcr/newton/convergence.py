@@ -24,7 +24,7 @@ small relative to the whole state. A quasi-Newton method may converge slowly, so
 small relative to the entry, and stagnate for some iterations.
 
 A step may have a larger rounding error of its own, for example if it solves equations, or if the
-user asked for products in TF32. Then neither residuals nor updates of Newton's method fall any
+user chose products in TF32. Then neither residuals nor updates of Newton's method fall any
 more. That ends the iteration, as a plateau, once every update is below the square root of rounding
 level, or at the level of such products, and no residual is far above: updates of an iteration that
 has not converged do not stand still there. An update that is much smaller than the residual solves
@@ -168,11 +168,11 @@ class Criterion:
         own, common = sizes(value, origin, axis)
         residual = jnp.where(finite, jnp.abs(value - iterate), jnp.inf)
         relative = _over(residual, own)
-        update, asked = jnp.maximum(update - self.atol, 0), self.rtol or 0.0
+        update = jnp.maximum(update - self.atol, 0)
         norm, contraction = last.update_norm, last.contraction
         changed = _over(update, own)
         if self.quadratic:
-            converges = changed <= np.maximum(np.sqrt(eps), asked)
+            converges = changed <= np.maximum(np.sqrt(eps), self.rtol or 0.0)
             converges = converges if solved is None else converges | solved
             at_rest = changed <= self._rest
         else:
@@ -226,9 +226,7 @@ class Criterion:
             finite=finite_states,
         )
 
-    def within_tolerance(
-        self, states: Array, origin: Array, update: Array, axis: ChainAxis = LOCAL
-    ) -> Array:
+    def within_tolerance(self, states: Array, origin: Array, update: Array) -> Array:
         """The number of states from the start whose residuals are within the user's tolerance.
 
         They are those that have changed by less, and the next one: its residual is that of the
@@ -240,14 +238,12 @@ class Criterion:
             states: ``[L, *batch, w]``, the new iterate.
             origin: the same shape: the state before each step.
             update: the same shape: the size of its change.
-            axis: the chain axis.
         """
         if not self.is_given:
             return jnp.int32(0)
-        own, _ = sizes(states, origin, axis)
-        small = update <= self.atol + (self.rtol or 0.0) * own
-        count: Array = axis.survey([], [small & jnp.isfinite(states)])[1][0]
-        return jnp.minimum(count + jnp.int32(1), jnp.int32(axis.total(len(states))))
+        small = update <= self.atol + (self.rtol or 0.0) * sizes(states, origin)[0]
+        count: Array = LOCAL.survey([], [small & jnp.isfinite(states)])[1][0]
+        return jnp.minimum(count + jnp.int32(1), jnp.int32(len(states)))
 
     def is_plateau(self, worst: Array) -> Array:
         """Whether an iteration that has ended at this residual was stopped by such products."""

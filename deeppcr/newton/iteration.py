@@ -31,7 +31,6 @@ from deeppcr.linearize import (
     Zero,
 )
 from deeppcr.loops import ITERATION, STEP, iterate, named
-from deeppcr.newton.acceleration import Accelerated
 from deeppcr.newton.auto_damping import Trial
 from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
 from deeppcr.newton.damping import Damped, TrustRegion
@@ -128,7 +127,7 @@ class NewtonSolver:
 
     def solve(self, chain: TracedChain) -> Run:
         """Iterate from the initial trajectory until convergence, or until the budget is spent."""
-        wide = dataclasses.replace(
+        in_float32 = dataclasses.replace(
             chain,
             step=self.step,
             layout=self.layout,
@@ -136,8 +135,8 @@ class NewtonSolver:
             inputs=cast(chain.inputs, self.dtypes),
             captured=self.captured,
         )
-        end = iterate(*self._loop(wide, self._begin(wide)))
-        return self._finished(chain, wide, end)
+        end = iterate(*self._loop(in_float32, self._begin(in_float32)))
+        return self._finished(chain, in_float32, end)
 
     def _loop(self, chain: TracedChain, start: Iterate) -> tuple[Any, ...]:
         """The loop over iterations for ``chain``, as arguments of `iterate`."""
@@ -324,7 +323,7 @@ class NewtonSolver:
         damping, acceleration = self.options.damping, self.options.acceleration
         is_damped = isinstance(damping, TrustRegion)
         solved = Damped(self.solver, damping) if is_damped else Solved(self.solver)
-        return [solved, Guarded(), *([Accelerated(acceleration)] if acceleration else [])]
+        return [solved, Guarded(), *([acceleration] if acceleration else [])]
 
     def _keeps_size(self, blocks: Blocks, axis: ChainAxis) -> Array:
         """Whether no block amplifies differences, by a bound on its norm: bool."""
@@ -359,12 +358,12 @@ class NewtonSolver:
             self.criterion, atol=atol.astype(self.layout.dtype).reshape(shape)
         )
 
-    def _finished(self, chain: TracedChain, wide: TracedChain, last: Iterate) -> Run:
+    def _finished(self, chain: TracedChain, in_float32: TracedChain, last: Iterate) -> Run:
         """The run, after the sequential fallback if it is needed and requested."""
-        end = self._progress(wide, last)
+        end = self._progress(in_float32, last)
         ok = end.prefix >= chain.total
         trajectory = cast(
-            wide.layout.unflatten(last.window.all_states(last.value)), chain.layout.dtypes
+            in_float32.layout.unflatten(last.window.all_states(last.value)), chain.layout.dtypes
         )
         failure, worst = Result.NOT_CONVERGED, end.worst
         if self.options.on_failure == "sequential":
@@ -375,20 +374,22 @@ class NewtonSolver:
         origin = chain.before(chain.initial, trajectory)
         stats = Stats(last.counted, worst, end.prefix)
         if self.options.record:
-            rate = growth_rate(wide, wide.layout.flatten(cast(origin, wide.layout.dtypes)))
+            rate = growth_rate(
+                in_float32, in_float32.layout.flatten(cast(origin, in_float32.layout.dtypes))
+            )
             stats = dataclasses.replace(stats, residuals=last.residuals[1:], growth_rate=rate)
         plateau = self.criterion.is_plateau(end.worst)
         success = jnp.where(plateau, jnp.int32(Result.PLATEAU), jnp.int32(Result.CONVERGED))
         result = jnp.where(ok, success, jnp.int32(failure))
         outputs = chain.outputs(origin, trajectory)
         ends = [z[-1] for z in trajectory] if chain.axis == LOCAL else []
-        return Run(trajectory, outputs, stats, result, self._ran(wide), ends)
+        return Run(trajectory, outputs, stats, result, self._ran(in_float32), ends)
 
-    def _ran(self, wide: TracedChain) -> Ran:
+    def _ran(self, in_float32: TracedChain) -> Ran:
         """The description of this method."""
         kind = KINDS.get(type(self.linearization), "other")
         solver = self.solver.inside if isinstance(self.solver, ShardSolver) else self.solver
-        shapes = partial(self._shapes, wide)
+        shapes = partial(self._shapes, in_float32)
         name = "none" if kind == "zero" else name_of(solver.chosen(shapes))
         is_damped = isinstance(self.options.damping, TrustRegion)
         return Ran.newton(kind, name, is_damped)

@@ -172,20 +172,20 @@ class Newton:
                 f"{get_args(OnFailure)}{did_you_mean(self.on_failure, get_args(OnFailure))}"
             )
 
-    def bind(self, chain: TracedChain, asked: TracedChain) -> NewtonSolver:
+    def bind(self, chain: TracedChain, unpadded: TracedChain) -> NewtonSolver:
         """The solver of ``chain``, with every option resolved.
 
-        ``asked``: the chain as the user has it, without steps that were added for even shards.
+        ``unpadded``: the chain as the user has it, without steps that were added for even shards.
         """
-        wide = in_float32(chain)
-        choice = self._choose(wide, asked.length)
+        widened = in_float32(chain)
+        choice = self._choose(widened, unpadded.length)
         is_newton = choice.is_exact
         # Slowly converging iterations must reach the rounding of the working dtype; Newton's
         # method, which converges quadratically, that of the chain's dtype.
-        eps = (chain.layout if is_newton else wide.layout).eps
-        working = float(jnp.finfo(wide.layout.dtype).eps)
-        quadratic = is_newton and not self.acceleration and not wide.step.has_users_rule
-        is_affine = quadratic and wide.step.is_affine
+        eps = (chain.layout if is_newton else widened.layout).eps
+        working = float(jnp.finfo(widened.layout.dtype).eps)
+        quadratic = is_newton and not self.acceleration and not widened.step.has_users_rule
+        is_affine = quadratic and widened.step.is_affine
         is_windowed = choice.window < chain.length // chain.axis.size
         windows = -(-chain.length // choice.window) if is_windowed else 1
         # States that leave a window are final: remaining changes add up over the windows.
@@ -202,9 +202,9 @@ class Newton:
         atol: Any = self.atol if is_number(self.atol) else 0.0  # an array is that of the solver
         return NewtonSolver(
             linearization=constant(choice.linearization),
-            guess=self._guess(chain, asked),
-            atol=None if is_number(self.atol) else self._along(chain, asked, [self.atol])[0],
-            captured=wide.captured,
+            guess=self._guess(chain, unpadded),
+            atol=None if is_number(self.atol) else self._along(chain, unpadded, [self.atol])[0],
+            captured=widened.captured,
             options=dataclasses.replace(
                 self,
                 linearize="auto",
@@ -212,28 +212,28 @@ class Newton:
                 atol=0.0,
                 damping=None if is_plain and self.damping == "auto" else self.damping,
                 initial_guess=guess,
-                progress=Reporter(self.progress, asked.length) if self.progress else None,
+                progress=Reporter(self.progress, unpadded.length) if self.progress else None,
             ),
             solver=solver_on(chain.axis, find_solver(self.linear)),
             criterion=Criterion(
                 *(self.rtol, float(atol), eps, working, quadratic, rounding),
-                own_rounding=own_rounding(wide.step.looped),
+                own_rounding=own_rounding(widened.step.looped),
             ),
             budget=min(self.max_iterations or usual, most),
             expected=expected_iterations(
-                choice.window if is_windowed else asked.length,
+                choice.window if is_windowed else unpadded.length,
                 is_newton,
                 windows,
                 is_affine=is_affine,
             ),
             is_affine=is_affine,
             window=choice.window,
-            step=wide.step,
-            layout=wide.layout,
-            dtypes=tuple(x.dtype for x in wide.inputs),
+            step=widened.step,
+            layout=widened.layout,
+            dtypes=tuple(x.dtype for x in widened.inputs),
         )
 
-    def _choose(self, chain: TracedChain, asked: int) -> Choice:
+    def _choose(self, chain: TracedChain, length: int) -> Choice:
         """How the steps on each device are linearised."""
         shards, window = chain.axis.size, self.window
         each = chain.length // shards
@@ -247,22 +247,22 @@ class Newton:
                 )
             window = each
         return choose_linearization(
-            self.linearize, chain.step, chain.layout, each, window, self.memory, asked
+            self.linearize, chain.step, chain.layout, each, window, self.memory, length
         )
 
-    def _guess(self, chain: TracedChain, asked: TracedChain) -> Leaves | None:
+    def _guess(self, chain: TracedChain, unpadded: TracedChain) -> Leaves | None:
         """The user's initial trajectory."""
         if isinstance(self.initial_guess, str):
             return None
-        asked = dataclasses.replace(asked, inputs=chain.axis.in_order(asked.inputs))
-        return self._along(chain, asked, users_guess(self.initial_guess, asked))
+        unpadded = dataclasses.replace(unpadded, inputs=chain.axis.in_order(unpadded.inputs))
+        return self._along(chain, unpadded, users_guess(self.initial_guess, unpadded))
 
-    def _along(self, chain: TracedChain, asked: TracedChain, arrays: Leaves) -> Leaves:
+    def _along(self, chain: TracedChain, unpadded: TracedChain, arrays: Leaves) -> Leaves:
         """Arrays of one entry for each step, as the chain has them; added steps repeat the last."""
         arrays = chain.axis.in_order(arrays)
-        if chain.length == asked.length:
+        if chain.length == unpadded.length:
             return arrays
-        added = chain.length - asked.length
+        added = chain.length - unpadded.length
         return [
             jnp.concatenate([z, jnp.broadcast_to(z[-1:], (added, *z.shape[1:]))]) for z in arrays
         ]

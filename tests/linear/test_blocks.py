@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr.linear import BlockDiagonals, Matrices, Scalars, Zeros
 from deeppcr.linear.blocks.groups import Groups
-from deeppcr.linear.blocks.matrices import FEW
-from tests.linear.loop import KINDS, compiled, full, problem, ragged
+from tests.linear.loop import KINDS, compiled, full, problem
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 batches = pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
@@ -21,6 +19,7 @@ def test_products_are_those_of_the_full_matrices(kind, batch):
     other, _ = problem(kind, 5, batch, 4, seed=1)
     A, B = np.asarray(full(blocks)), np.asarray(full(other))
     expected = np.einsum("...ij,...j->...i", A, y)
+    assert blocks.vector_shape == y.shape
 
     def operations(blocks, other, y):
         one = jax.tree.map(lambda leaf: leaf[2], blocks)
@@ -31,24 +30,6 @@ def test_products_are_those_of_the_full_matrices(kind, batch):
     np.testing.assert_allclose(step, expected[2], rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(full(composed), A @ B, rtol=1e-12, atol=1e-14)
     np.testing.assert_array_equal(full(transposed), np.swapaxes(A, -1, -2))
-
-
-@kinds
-@batches
-def test_blocks_are_a_pytree_with_shapes(kind, batch):
-    blocks, b = problem(kind, 5, batch, 4)
-    assert blocks.vector_shape == b.shape
-    assert (blocks.length, blocks.batch_shape, blocks.width, blocks.dtype) == (
-        5,
-        batch,
-        4,
-        jnp.float64,
-    )
-    assert all(leaf.shape[0] == 5 for leaf in jax.tree.leaves(blocks))
-    shorter = jax.tree.map(lambda leaf: leaf[:3], blocks)
-    assert (type(shorter), shorter.vector_shape) == (type(blocks), (3, *batch, 4))
-    assert blocks.astype(jnp.float32).dtype == jnp.float32
-    assert jax.tree.structure(blocks) == jax.tree.structure(problem(kind, 5, batch, 4)[0])
 
 
 @pytest.mark.parametrize(
@@ -67,18 +48,6 @@ def test_what_blocks_cost(kind, numbers, block_size):
     assert blocks.block_size == block_size
     assert blocks.nbytes == 5 * 3 * numbers * 8
     assert jax.eval_shape(lambda: blocks.astype(jnp.float32)).nbytes == blocks.nbytes / 2
-
-
-@pytest.mark.parametrize("width", [3, 8])  # narrow, and too wide for a sum over columns
-def test_a_step_of_many_numbers(width):
-    matrix, y = np.random.default_rng(0).normal(size=(2, FEW, width, width))
-    expected = np.einsum("bij,bj->bi", matrix, y[:, 0])
-    np.testing.assert_allclose(
-        Matrices(jnp.asarray(matrix)).apply_step(jnp.asarray(y[:, 0])),
-        expected,
-        rtol=1e-10,
-        atol=1e-12,
-    )
 
 
 GROUPS = {
@@ -107,22 +76,6 @@ def test_vectors_are_split_into_groups_and_merged(name):
     np.testing.assert_array_equal(mapped, split)
 
 
-@pytest.mark.parametrize("name", GROUPS)
-def test_splitting_and_merging_are_transposes(name):
-    groups = Groups.of(GROUPS[name])
-    y = jnp.arange(1.0, groups.width + 1)
-
-    @compiled
-    def there_and_back(y):
-        split = jnp.sin(1 + groups.split(y))
-        (back,) = jax.linear_transpose(groups.split, y)(split)
-        (forth,) = jax.linear_transpose(groups.merge, split)(y)
-        return (back, groups.merge(split)), (forth, groups.split(y))
-
-    for transposed, other in there_and_back(y):
-        np.testing.assert_array_equal(transposed, other)
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("neighbours", False), ("pairs", False), ("triples", False), ("out of order", True)],
@@ -136,14 +89,6 @@ def test_only_groups_out_of_order_need_a_gather_and_none_a_scatter(name, expecte
     text = jax.jit(program).lower(jnp.ones((7, 6))).as_text()
     assert ("gather" in text) == expected
     assert "scatter" not in text
-
-
-def test_groups_are_values():
-    matrix = jnp.ones((5, 3, 2, 2))
-    one, other = BlockDiagonals(matrix, ragged(4)), BlockDiagonals(matrix, ragged(4).tolist())
-    assert hash(one.groups) == hash(other.groups)
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    assert jax.tree.structure(one) != jax.tree.structure(BlockDiagonals(matrix, ragged(4)[::-1]))
 
 
 @pytest.mark.parametrize(
@@ -161,10 +106,3 @@ def test_groups_are_values():
 def test_groups_that_are_no_partition_are_refused(groups, message):
     with pytest.raises(ValueError, match=message):
         Groups.of(groups)
-
-
-@pytest.mark.parametrize(
-    "blocks", [Scalars(jnp.ones(4)), Zeros.like(jnp.ones((4, 1)))], ids=["scalars", "zeros"]
-)
-def test_a_scalar_recurrence_is_the_default(blocks):
-    assert blocks.vector_shape == (4, 1)

@@ -14,13 +14,15 @@ import pytest
 from jax import lax
 
 import deeppcr
-from deeppcr import Adjoint, solve_bidiagonal
+from deeppcr import solve_bidiagonal
 from tests.linear.loop import compiled
+from tests.problems import pairs
 
 SOLVERS = ["pcr", "cyclic_reduction", "prefix_scan", "chunked"]
 WIDTH = 3
 FACTOR = 16
-chains = pytest.mark.parametrize(("length", "condition"), [(20, 1e4), (150, 1e3)])
+CHAINS = [(20, 1e4), (150, 1e3)]
+cases = pytest.mark.parametrize(("solver", "of"), pairs(SOLVERS, CHAINS), ids=str)
 
 
 @cache
@@ -97,23 +99,16 @@ def scan_with(adjoint):
     return partial(deeppcr.scan, method="sequential", adjoint=adjoint)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@chains
-def test_derivatives_of_a_chain(length, condition, solver):
+@cases
+def test_derivatives_of_a_chain(solver, of):
     run, sequential = (partial(derivatives, scan) for scan in (scan_with(solver), lax.scan))
-    assert_as_accurate(run, sequential, chain(length, condition))
+    assert_as_accurate(run, sequential, chain(*of))
 
 
-def test_in_chunks():
-    run = partial(derivatives, scan_with(Adjoint(linear="pcr", memory=4000)))
-    assert_as_accurate(run, partial(derivatives, lax.scan), chain(150, 1e3))
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-@chains
-def test_solve_bidiagonal(length, condition, solver):
+@cases
+def test_solve_bidiagonal(solver, of):
     run = partial(solutions, partial(solve_bidiagonal, solver=solver))
-    assert_as_accurate(run, partial(solutions, step_by_step), recurrence(length, condition))
+    assert_as_accurate(run, partial(solutions, step_by_step), recurrence(*of))
 
 
 def test_on_several_devices():
@@ -123,17 +118,3 @@ def test_on_several_devices():
     assert_as_accurate(run, partial(solutions, step_by_step), recurrence(20, 1e4))
     run = partial(derivatives, scan_with(solver))
     assert_as_accurate(run, partial(derivatives, lax.scan), chain(20, 1e4))
-
-
-def test_examples():
-    """Of a batch, one that loses digits and one that does not."""
-    both = [np.stack(pair) for pair in zip(chain(20, 2.0), chain(20, 1e4), strict=True)]
-    run, sequential = (
-        jax.vmap(partial(derivatives, scan)) for scan in (scan_with("pcr"), lax.scan)
-    )
-    for example in range(2):
-        assert_as_accurate(
-            lambda arrays, n=example: [x[n] for x in run(arrays)],
-            lambda arrays, n=example: [x[n] for x in sequential(arrays)],
-            both,
-        )

@@ -39,7 +39,7 @@ def compiled(function):
 
 def run(accelerate, pairs, state=None):
     """What each call returns, and the last history."""
-    call, outputs = compiled(accelerate), []
+    call, outputs = compiled(accelerate.extrapolate), []
     state = accelerate.begin(jnp.asarray(pairs[0][0])) if state is None else state
     for trajectory, proposed in pairs:
         accelerated, state = call(state, trajectory, proposed)
@@ -72,23 +72,13 @@ def reference(accelerate, pairs):
     return expected
 
 
-@pytest.mark.parametrize("history", [1, 2, 3])
-@pytest.mark.parametrize("calls", [2, 3, CALLS])
+@pytest.mark.parametrize(("history", "calls"), [(1, 2), (3, 3), (3, CALLS)])
 def test_least_squares_over_the_steps_so_far(history, calls):
     accelerate, pairs = Anderson(history), iterates(calls=calls)
     assert_agree(run(accelerate, pairs)[0][-1], reference(accelerate, pairs))
 
 
-def test_the_first_call_has_nothing_to_go_by():
-    [(trajectory, proposed)] = pairs = iterates(calls=1)
-    assert_agree(run(Anderson(), pairs)[0], [proposed], 0)
-    again = run(Anderson(), [(trajectory, proposed)] * 5)[0]  # no differences
-    assert_agree(again, [proposed] * 5, 0)
-
-
-@pytest.mark.parametrize(
-    "disturbance", [1.0, 1e200, np.inf, np.nan], ids=["ordinary", "huge", "infinite", "nan"]
-)
+@pytest.mark.parametrize("disturbance", [1.0, 1e200, np.nan], ids=["ordinary", "huge", "nan"])
 def test_later_steps_do_not_disturb_earlier_ones(disturbance):
     pairs = iterates()
     trajectory, proposed = pairs[3]
@@ -100,12 +90,6 @@ def test_later_steps_do_not_disturb_earlier_ones(disturbance):
     assert not np.array_equal(others[-1][5:, 1], outputs[-1][5:, 1])
     for accelerated in [*others[:3], *others[4:]]:
         assert np.isfinite(accelerated).all()
-
-
-def test_what_is_not_finite_is_forgotten():
-    accelerate, pairs = Anderson(2), iterates()
-    spoilt = [(pairs[0][0], changed(pairs[0][1], 4, np.nan)), *pairs[1:]]
-    assert_agree(run(accelerate, spoilt)[0][-1], run(accelerate, pairs)[0][-1], 0)
 
 
 @pytest.mark.parametrize("converged", [1, 4, L])
@@ -129,38 +113,7 @@ def test_states_of_any_size(size):
     assert not np.allclose(outputs[-1], narrow[-1][1])
 
 
-def test_parallel_differences_do_no_harm():
-    """Every difference is the same: the Gram matrix has rank one."""
-    start, move = (
-        np.asarray(normal(0, L, BATCH, W), np.float32),
-        np.asarray(normal(1, L, BATCH, W), np.float32),
-    )
-    pairs = [(start + (k + 1) * move, start - k * move) for k in range(CALLS)]
-    accelerated = run(Anderson(), pairs)[0][-1]
-    # Each step of k changes Y - Z by -2 move: both vanish at k = -1/2, where Y is start + move / 2.
-    expected = changed(start + np.float32(0.5) * move, 0, pairs[-1][1][0])
-    assert_agree(accelerated, expected, 2e-3)
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [(1, 2), (4, 0), (3, 2, 1, 1)],
-    ids=["one step", "no entries", "two batch axes, one entry"],
-)
-def test_any_shape(shape):
-    pairs = [tuple(np.asarray(normal(k + i, *shape)) for i in range(2)) for k in range(0, 8, 2)]
-    for accelerated, (_, proposed) in zip(run(Anderson(), pairs)[0], pairs, strict=True):
-        assert accelerated.shape == shape
-        assert_agree(accelerated[:1], proposed[:1], 0)
-
-
 COUNT = 3  # steps that a window moves
-
-
-def test_a_window_that_stays_forgets_nothing():
-    pairs = iterates()
-    _, state = run(Anderson(), pairs)
-    assert_agree(compiled(Anderson().shift)(state, 0), state, 0)
 
 
 def test_steps_that_enter_a_window_know_nothing():

@@ -1,6 +1,5 @@
 """States that are not finite: the sequential program's, told as such, and soon."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -56,29 +55,3 @@ def test_the_step_without_a_parallel_solve_says_so_too():
     assert (solution.result, solution.stats.finite) == (Result.NOT_FINITE, BAD)
     counted = deeppcr.solve(deeppcr.Chain(lambda z, x: z + 1, length=3), 0, method="sequential")
     assert (counted.result, counted.stats.finite) == (Result.CONVERGED, 3)
-
-
-def test_an_iterate_that_overflows_is_not_converged_and_not_the_programs():
-    chain = deeppcr.Chain(lambda z, x: 3.9 * z * (1 - z) + x, jnp.zeros(60, jnp.float32))
-    newton = Newton(max_iterations=3, on_failure="return")
-    solution = deeppcr.solve(chain, np.float32(0.3), method=newton)
-    assert solution.result == Result.NOT_CONVERGED
-    assert "not converged" in str(solution)
-
-
-def test_each_example_has_its_own_result():
-    starts = np.zeros((3, 2), np.float32)
-    starts[1] = np.nan
-    run = jax.vmap(lambda z: deeppcr.solve(deeppcr.Chain(step, XS), z, method="newton"))
-    solutions = jax.jit(run)(starts)
-    np.testing.assert_array_equal(solutions.converged, [True, False, True])
-    np.testing.assert_array_equal(solutions.stats.finite, [LENGTH, 0, LENGTH])
-
-
-def test_the_residual_is_that_of_what_is_returned():
-    chain = deeppcr.Chain(lambda z, x: 3.9 * z * (1 - z) + x, jnp.zeros(60, jnp.float32))
-    solution = deeppcr.solve(chain, np.float32(0.3), method=Newton(max_iterations=3))
-    assert solution.result == Result.FINISHED_SEQUENTIALLY
-    assert solution.stats.residual == 0
-    assert solution.stats.prefix < 60
-    assert "by Newton's method, the rest sequentially" in str(solution)

@@ -32,19 +32,6 @@ def test_every_iteration_is_reported():
     np.testing.assert_allclose(residuals, solution.stats.residuals[: len(reports)])
 
 
-def test_windows_and_gradients_report_it_too():
-    reports = []
-    newton = Newton(progress=lambda *news: reports.append(news), window=16)
-    gradient = jax.jit(jax.grad(lambda z: deeppcr.solve(CHAIN, z, method=newton).value))(START)
-    jax.effects_barrier()
-    assert reports[-1][1] == 50
-    z, plain = np.asarray(START), 1.0
-    for x in np.asarray(CHAIN.inputs):
-        z = np.tanh(z + x)
-        plain *= 1 - z**2
-    np.testing.assert_allclose(gradient, plain)
-
-
 def test_each_of_a_batch_is_reported():
     reports = []
     newton = Newton(progress=lambda *news: reports.append(news))
@@ -104,13 +91,6 @@ def test_lines(capsys):
 def test_what_runs_step_by_step_says_so_once_at_its_end(capsys, method, adjoint, before):
     lines = told(capsys, method, adjoint)
     assert lines[before:] == ["sequential: 50 of 50 steps"]
-
-
-def test_a_function_is_called_at_the_end_of_a_sequential_run():
-    reports = []
-    deeppcr.solve(CHAIN, START, method=Auto(progress=lambda *news: reports.append(news)))
-    jax.effects_barrier()
-    assert reports == [(0, 50, 0.0)]
 
 
 @pytest.mark.parametrize("method", [Newton, Auto, Sequential])

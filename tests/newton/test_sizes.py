@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.newton.convergence import sizes
 from tests.problems import normal, solve, trajectory
 
 LENGTH = 120
@@ -94,41 +93,6 @@ def test_every_entry_is_right(chain, method):
     assert solution.result == deeppcr.Result.CONVERGED
 
 
-def test_tangents_by_blocks_that_are_not_exact():
-    """A tangent of 1e4 in one entry says nothing about the rounding of another."""
-    step, z, xs = arrays("of any size")
-    moved = (jnp.zeros_like(z[0]), z[1]), xs
-
-    def coupled(z, x):
-        """Blocks on the diagonal are not all of the derivative."""
-        scale, entry = step(z, x)
-        return scale, entry + 0.1 * jnp.roll(z[1], 1) * jnp.tanh(entry)
-
-    def found(z, xs):
-        adjoint = deeppcr.Adjoint(deeppcr.Scalar(0.5))
-        chain = deeppcr.Chain(coupled, xs)
-        return deeppcr.solve(chain, z, adjoint=adjoint, method="sequential").trajectory
-
-    def expected(z, xs):
-        return trajectory(deeppcr.Chain(coupled, xs), z)
-
-    pushed, right = jax.jit(lambda: [jax.jvp(f, (z, xs), moved)[1] for f in (found, expected)])()
-    assert largest_error(pushed, right, EPS) < 2000
-
-
-def test_examples_are_judged_one_by_one():
-    scale = jnp.asarray([1e-6, 1.0, 1e6], jnp.float32)[:, None]
-
-    def step(z, x):
-        return scale * jnp.tanh(1.2 * z / scale + x)
-
-    z, xs = scale * jnp.ones((3, 2), jnp.float32), normal(0, LENGTH, 2).astype(jnp.float32)
-    chain = deeppcr.Chain(step, xs[:, None])
-    solution = solve(chain, z, method=METHODS["window"], batch_ndim=1)
-    assert largest_error(solution.trajectory, trajectory(chain, z), EPS) < 200
-    assert solution.converged
-
-
 def test_each_leaf_is_judged_in_its_own_dtype():
     """A leaf of bfloat16 does not make one of float32 coarse."""
     _, others, xs = arrays("dying out")
@@ -159,10 +123,3 @@ def test_rounding_that_reaches_a_small_entry_ends_in_a_plateau():
     solution, right = solve(chain, z, method="newton"), trajectory(chain, z)
     assert solution.converged
     np.testing.assert_allclose(solution.trajectory[1], right[1], rtol=0, atol=16 * 1e3 * EPS)
-
-
-def test_size_of_an_entry():
-    states = jnp.asarray([[1.0, 8.0], [1e-9, 4.0], [2.0, 2.0], [1.0, 1e-3]])
-    own, common = sizes(states, states)
-    np.testing.assert_array_equal(common[:, 0], [8, 4, 2, 1])
-    np.testing.assert_array_equal(own, [[2, 8], [2, 4], [2, 2], [1, 1]])

@@ -14,7 +14,6 @@ from tests.problems import L, assert_agree, rounding, solve, trajectory
 
 HALF = L // 2
 ATOL = np.where(np.arange(L) < HALF, 1e-12, 1e-1)
-BY_INPUT = CHAIN.inputs, jnp.asarray(ATOL)
 
 
 def step(z, x):
@@ -25,14 +24,26 @@ def jacobi(**options):
     return Newton(linearize="zero", rtol=1e-15, **options)
 
 
-@partial(jax.jit, static_argnames=("reverse", "window"))
-def scanned(atol, inputs, z0=Z0, reverse=False, window=None):
-    return deeppcr.scan(step, z0, inputs, reverse=reverse, method=jacobi(atol=atol, window=window))
-
-
 @partial(jax.jit, static_argnames="window")
 def solved(atol, window):
     return deeppcr.solve(CHAIN, Z0, method=jacobi(atol=atol, window=window))
+
+
+def test_a_function_of_the_inputs_and_for_every_example():
+    inputs = XS, jnp.asarray(ATOL)
+    each = np.stack([ATOL, np.full(L, 1e-12)])
+
+    @jax.jit
+    def run():
+        def scan(atol):
+            return deeppcr.scan(step, Z0, inputs, method=jacobi(atol=atol))
+
+        return scan(lambda x: x[1]), scan(ATOL), jax.vmap(scan)(each), scan(each[1])
+
+    by_function, first, both, second = run()
+    assert_agree(by_function, first, 0)
+    expected = jax.tree.map(lambda *leaves: np.stack(leaves), first, second)
+    assert_agree(jax.tree.map(np.asarray, both), expected, rounding(jnp.float64, 8 * L))
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -47,33 +58,6 @@ def test_one_for_each_step(window):
     errors = np.abs(np.asarray(loose.trajectory) - trajectory(CHAIN, Z0)).max(axis=1)
     assert errors[:HALF].max() < 1e-11
     assert 1e-8 < errors[HALF:].max() < 0.5
-
-
-def test_a_function_of_the_inputs_in_either_direction_and_for_every_example():
-    expected = scanned(ATOL, BY_INPUT)
-    by_function = jax.jit(
-        lambda: deeppcr.scan(step, Z0, BY_INPUT, method=jacobi(atol=lambda x: x[1]))
-    )()
-    assert_agree(by_function, expected, 0)
-    backwards = jax.tree.map(lambda x: np.asarray(x)[::-1], BY_INPUT)
-    last, sums = scanned(ATOL[::-1], backwards, reverse=True)
-    assert_agree((last, sums[::-1]), expected, rounding(jnp.float64, L))
-    each = np.stack([ATOL, np.full(L, 1e-12)])
-    both = jax.tree.map(np.asarray, jax.vmap(scanned, (0, None))(each, BY_INPUT))
-    for k, atol in enumerate(each):
-        alone = jax.tree.map(np.asarray, scanned(atol, BY_INPUT))
-        assert_agree(
-            jax.tree.map(lambda leaf, k=k: leaf[k], both), alone, rounding(jnp.float64, 8 * L)
-        )
-
-
-def test_on_several_devices():
-    """13 steps on 4 devices: 3 are added."""
-    along = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("chain",))
-    chain = deeppcr.sharding.shard(CHAIN, along)
-    there, here = (solve(of, Z0, method=jacobi(atol=ATOL)) for of in (chain, CHAIN))
-    assert there.stats.iterations == here.stats.iterations
-    assert_agree(there.trajectory, here.trajectory, rounding(jnp.float64, 8 * L))
 
 
 BAD = {

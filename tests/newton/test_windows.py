@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr import Chain, Coarse, Diagonal, Newton, Result, Scalar
+from deeppcr import Chain, Coarse, Diagonal, Newton, Result, Scalar, TrustRegion
 from deeppcr.newton.acceleration import Anderson
 from tests.newton.chain import CHAIN, Z0
 from tests.problems import (
@@ -18,7 +18,7 @@ from tests.problems import (
 )
 
 CHAOS = Chain(lambda z, _: 3.9 * z * (1 - z), length=200)
-WINDOWS = [5, L - 1, L, 100]  # of one step: below
+WINDOWS = [5, L - 1, L, 4, 100]  # of one step: below
 
 
 def nans(z0, xs):
@@ -29,6 +29,7 @@ OPTIONS = {
     "chunks, guess of nan": {"linear": deeppcr.Chunked(3), "initial_guess": nans},
     "coarse guess": {"linearize": Diagonal(), "initial_guess": Coarse(every=3)},
     "diagonal": {"linearize": "diagonal", "record": True},
+    "trust region": {"damping": TrustRegion()},
     "anderson and scalars": {
         "linearize": Scalar(jnp.linspace(0.0, 1.0, L)),
         "acceleration": Anderson(2),
@@ -44,12 +45,6 @@ def test_the_same_answer(name, window):
     assert solution.result == Result.CONVERGED
     assert solution.stats.prefix == L
     assert solution.stats.iterations <= 2 * L
-
-
-def test_a_window_of_one_is_the_sequential_program():
-    solution = solve(CHAIN, Z0, method=Newton(window=1, linearize="zero"))
-    assert solution.stats.iterations <= L
-    assert_agree(solution.trajectory, trajectory(CHAIN, Z0), rounding(jnp.float64, L))
 
 
 # Chains that do not converge

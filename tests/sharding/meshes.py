@@ -3,17 +3,15 @@
 Every program is waited for: messages of several programs on simulated devices can block each other.
 """
 
-from functools import cache, partial
+from functools import cache
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from deeppcr import sharding
 from tests.linear.loop import compiled
-from tests.problems import normal
 
 P = PartitionSpec
 SIMULATED, DEVICES = 8, 4
@@ -65,29 +63,3 @@ def states(chain, z0):
         return z, z
 
     return jax.lax.scan(body, z0, chain.inputs, chain.length)
-
-
-# Of a chain, of states of width 3, that several modules have, and of two examples.
-LENGTH, WIDTH = 20, 3
-WEIGHT = normal(0, WIDTH, WIDTH, scale=0.5)
-XS, Z0, EXAMPLES = normal(1, LENGTH, WIDTH), normal(2, WIDTH), normal(3, 2, WIDTH)
-
-
-@cache
-def expected():
-    """`gradients` of `jax.lax.scan`."""
-    return run(partial(gradients, jax.lax.scan), EXAMPLES, XS, WEIGHT)
-
-
-def gradients(scan, z0, xs, weight):
-    """A loss of a recurrence and its outputs, and its gradients by all that goes in."""
-
-    def loss(z0, xs, weight):
-        def step(z, x):
-            z = jnp.tanh(z @ weight + jnp.broadcast_to(x, z.shape))
-            return z, z.sum(-1)
-
-        last, ys = scan(step, z0, xs)
-        return jnp.sin(last).sum() + (ys**2).sum(), ys
-
-    return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(z0, xs, weight)

@@ -1,6 +1,5 @@
 """Calls inside `jax.shard_map`, collectives in a step, meshes with `Explicit` axes: as `jax.lax.scan`."""
 
-import re
 from functools import cache, partial
 
 import jax
@@ -24,11 +23,8 @@ METHODS = {
     "newton": "newton",
     "picard": "picard",
     "window": Newton(window=5),
-    "no damping": Newton(damping=None),
     "trust region": Newton(damping=deeppcr.TrustRegion()),
     "anderson": Newton(acceleration=deeppcr.Anderson()),
-    "diagonal": Newton(linearize="diagonal"),
-    "recorded": Newton(record=True),
     "finished sequentially": Newton(max_iterations=1),
 }
 ADJOINTS = ("backprop", "pcr", "autodiff", "sequential")
@@ -103,8 +99,10 @@ def expected(how, replicated=False, check=True):
     ("method", "adjoint", "how"),
     [
         *((method, "auto", "forward") for method in METHODS),
-        *(("newton", adjoint, how) for adjoint in ADJOINTS for how in ("grad", "jvp")),
-        *((method, "auto", how) for method in ("auto", "newton") for how in ("grad", "vmap")),
+        *(("newton", adjoint, "grad") for adjoint in ADJOINTS),
+        ("newton", "pcr", "jvp"),
+        *(("auto", "auto", how) for how in ("grad", "vmap")),
+        ("newton", "auto", "vmap"),
         ("newton", "pcr", "second"),
     ],
 )
@@ -195,7 +193,7 @@ def test_collectives_under_vmap(name, how):
 
 @pytest.mark.parametrize(
     ("name", "check"),
-    [*((name, True) for name in COLLECTIVES if name != "axis_index"), ("psum", False)],
+    [("psum", True), ("all_gather", True), ("all_to_all", True), ("psum", False)],
 )
 def test_collectives_between_chains_of_devices(name, check):
     step = meeting(COLLECTIVES[name][0])
@@ -205,104 +203,19 @@ def test_collectives_between_chains_of_devices(name, check):
         inside(deeppcr.scan, step, "grad", check=check, method="newton")
 
 
-def descend(scan, how, **options):
-    """Gradient descent on data of two devices: the state is the same on both."""
+def test_a_state_that_does_not_vary_is_named():
+    def call(scan):
+        def on_device(xs):
+            return scan(lambda c, x: ({"h": c["h"] + x}, None), {"h": jnp.zeros(WIDTH)}, xs)[0]["h"]
 
-    def on_device(data, weights):
-        def step(weights, rate):
-            error = lambda w: jnp.square(jnp.tanh(data[0] @ w) - 1.0).mean()  # noqa: E731
-            slope = lax.pmean(jax.grad(error)(varies(weights)), "x")
-            return weights - rate * slope, weights.sum()
+        specs = {"in_specs": P("x"), "out_specs": P("x")}
+        return jax.shard_map(on_device, mesh=mesh(x=2), **specs)(INPUTS[0])
 
-        def f(weights):
-            last, ys = scan(step, weights, jnp.full(6, 0.1), **options)
-            return (last**2).sum() + ys.sum(), (last, ys)
-
-        return jax.grad(f, has_aux=True)(weights) if how == "grad" else f(weights)
-
-    run_on = jax.shard_map(on_device, mesh=mesh(x=2), in_specs=(P("x"), P()), out_specs=P())
-    return run(run_on, INPUTS, STATES[0])
-
-
-@pytest.mark.parametrize("how", ["forward", "grad"])
-@pytest.mark.parametrize("method", ["auto", "newton"])
-def test_a_state_that_all_devices_share(method, how):
-    assert_same(descend(deeppcr.scan, how, method=method), descend(lax.scan, how))
-
-
-def test_leaves_that_vary_differently():
-    def step(z, x):
-        one, other = z
-        one = jnp.tanh(0.5 * one + 1.0)
-        return (one, jnp.tanh(0.3 * other + one + x)), one
-
-    def solved(scan, **options):
-        def on_device(z, xs):
-            (one, _), ys = scan(step, (z[0, 0], varies(z[0])), xs[0], **options)
-            return one, ys
-
-        specs = (P(), P("x"))
-        return run(jax.shard_map(on_device, mesh=mesh(x=2), in_specs=specs, out_specs=P()), STATES, INPUTS)  # fmt: skip
-
-    assert_same(solved(deeppcr.scan), solved(lax.scan))
-    with pytest.raises(ValueError, match=r"vary over different axes .*init\[0\] over none, init\[1\]"):  # fmt: skip
-        solved(deeppcr.scan, method="newton")
-
-
-@pytest.mark.parametrize("along", [(P("x"), P("x")), (P(), P("x")), (P(), P())])
-@pytest.mark.parametrize("solver", ["sequential", "pcr", "chunked"])
-def test_solve_bidiagonal(solver, along):
-    blocks, b = normal(3, 2 * LENGTH, WIDTH, WIDTH, scale=0.3), INPUTS.reshape(-1, WIDTH)
-
-    def on_device(blocks, b):
-        def f(blocks, b):
-            found = (deeppcr.solve_bidiagonal(blocks, b, solver=solver) ** 2).sum()
-            return lax.psum(found, "x") if along[1] != P() else found
-
-        return jax.value_and_grad(f, (0, 1))(blocks, b)
-
-    def serial(blocks, b):
-        step = lambda y, row: (row[0] @ y + row[1],) * 2  # noqa: E731
-        return (lax.scan(step, jnp.zeros(WIDTH), (blocks, b))[1] ** 2).sum()
-
-    def whole(blocks, b):
-        parts = [[x[:LENGTH], x[LENGTH:]] if spec != P() else [x[:LENGTH]] * 2
-                 for x, spec in zip((blocks, b), along, strict=True)]  # fmt: skip
-        return sum(map(serial, *parts)) if along[1] != P() else serial(parts[0][0], parts[1][0])
-
-    given = [x if spec != P() else x[:LENGTH] for x, spec in zip((blocks, b), along, strict=True)]
-    mapped = jax.shard_map(on_device, mesh=mesh(x=2), in_specs=along, out_specs=(P(), along))
-    assert_same(run(mapped, *given), run(jax.value_and_grad(whole, (0, 1)), *given))
-
-
-# -- messages -------------------------------------------------------------------------------------
-
-XS = jnp.zeros(LENGTH, jnp.float32)
-WRONG = {
-    "promoted twice": (
-        lambda scan: scan(lambda c, x: ((c[1], c[2], c[2] + x), None), (0, 0, 0), XS),
-        [r"state\[1\]", r"int64\[\]", r"float32\[\]", "initial state"],
-    ),
-    "does not vary": (
-        lambda scan: jax.shard_map(
-            lambda xs: scan(lambda c, x: ({"h": c["h"] + x}, None), {"h": jnp.float32(0)}, xs)[0]["h"],
-            mesh=mesh(x=2), in_specs=P("x"), out_specs=P("x"),
-        )(XS),
-        [r"state\['h'\]", "none before", "'x' after", r"jax\.lax\.pcast\(.*'x'.*to='varying'\)"],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_messages_name_the_leaf_and_what_to_do(wrong):
-    call, parts = WRONG[wrong]
     with pytest.raises(TypeError):
         call(lax.scan)
-    with pytest.raises(TypeError) as caught:
+    message = r"state\['h'\].*none before.*'x' after.*jax\.lax\.pcast\(.*'x'.*to='varying'\)"
+    with pytest.raises(TypeError, match=f"(?s){message}"):
         call(deeppcr.scan)
-    ours = str(caught.value).split("jax.lax.scan says")[0]
-    assert all(re.search(part, ours) for part in parts), ours
-    assert not re.search(r"zip\(|open an issue", str(caught.value))
 
 
 # -- meshes with `Explicit` axes ------------------------------------------------------------------
@@ -325,12 +238,15 @@ def naming(name, on, weight):
     return lambda z, x: (steps[name](z, x), z)
 
 
-@pytest.mark.parametrize("kind", ["explicit", "auto"])
-@pytest.mark.parametrize("by_mesh", [False, True])
-@pytest.mark.parametrize("name", ["none", "reshard", "dot", "constraint"])
+@pytest.mark.parametrize(
+    ("kind", "by_mesh", "name"),
+    [
+        *(("explicit", True, name) for name in ("none", "reshard", "dot", "constraint")),
+        *(("auto", True, name) for name in ("dot", "constraint")),
+        ("explicit", False, "constraint"),
+    ],
+)
 def test_steps_that_name_shardings(kind, by_mesh, name):
-    if (kind, name) == ("auto", "reshard"):
-        return  # jax refuses it
     on = mesh(kind, x=2, y=2)
 
     def solved(scan, **options):

@@ -10,7 +10,7 @@ import pytest
 import deeppcr
 from deeppcr import Sharded
 from tests.linear.loop import KINDS, loop, loop_transposed, problem, scan
-from tests.problems import assert_agree, normal
+from tests.problems import assert_agree, normal, pairs
 from tests.sharding.meshes import SIMULATED, lies_along, mesh, put, run, wait
 
 ALL = mesh(chain=SIMULATED)  # the more devices, the more rounds
@@ -23,44 +23,40 @@ def solve(blocks, b, reverse=False, solver=SHARDED, initial=None):
     return deeppcr.solve_bidiagonal(blocks, b, solver=solver, reverse=reverse, initial=initial)
 
 
-def assert_solves(kind, length, batch=(), width=None, reverse=False, solver=SHARDED):
-    blocks, b = problem(kind, length, batch, width or KINDS[kind])
-    close(run(partial(solve, reverse=reverse, solver=solver), blocks, b), loop(blocks, b, reverse))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_agrees_with_the_loop(kind):
-    assert_solves(kind, 24, (2,), reverse=list(KINDS).index(kind) % 2 == 1)
-
-
-UNEVEN = [
-    (13, "ragged", False),
-    (5, "diagonals", True),
-    (1, "matrices", False),
+LENGTHS = [24, 13, 5, 1, 0, 16]  # some of which devices cannot share evenly
+SOLVERS = [
+    SHARDED,
+    Sharded(ALL, "chain", "pcr"),
+    Sharded(ALL, "chain", "cyclic_reduction"),
+    Sharded(ALL, "chain", deeppcr.Chunked(3)),
+    Sharded(GRID, ("chain", "data")),
+    Sharded(mesh(chain=3), "chain"),
+    Sharded(mesh(chain=1), "chain"),
 ]
-
-
-@pytest.mark.parametrize(("length", "kind", "reverse"), [*UNEVEN, (0, "scalars", True)])
-def test_lengths_that_devices_cannot_share_evenly(length, kind, reverse):
-    assert_solves(kind, length, reverse=reverse)
-
-
-@pytest.mark.parametrize("inside", ["pcr", "cyclic_reduction", deeppcr.Chunked(3)], ids=str)
-def test_any_solver_inside(inside):
-    assert_solves("matrices", 40, reverse=True, solver=Sharded(ALL, "chain", inside=inside))
+CASES = pairs(KINDS, [(2,), ()], [False, True, True], SOLVERS)
 
 
 @pytest.mark.parametrize(
-    "solver",
+    ("kind", "batch", "reverse", "solver", "length"),
     [
-        Sharded(GRID, ("chain", "data")),
-        Sharded(mesh(chain=3), "chain"),
-        Sharded(mesh(chain=1), "chain"),
+        *((*case, length) for case, length in zip(CASES, LENGTHS, strict=False)),
+        ("matrices", (), True, Sharded(ALL, "chain", deeppcr.Chunked(3)), 40),
+        ("matrices", (), True, SOLVERS[-2], 13),
     ],
-    ids=lambda solver: f"{solver.axis} of {dict(solver.mesh.shape)}",
+    ids=str,
 )
-def test_other_meshes(solver):
-    assert_solves("matrices", 13, reverse=True, solver=solver)
+def test_agrees_with_the_loop(kind, batch, reverse, solver, length):
+    blocks, b = problem(kind, length, batch, KINDS[kind])
+    found = run(
+        lambda blocks, b: (
+            solver.solve(blocks, b, reverse),
+            solver.solve_transposed(blocks, b, reverse),
+        ),
+        blocks,
+        b,
+    )
+    close(found[0], loop(blocks, b, reverse))
+    close(found[1], loop_transposed(blocks, b, reverse))
 
 
 @pytest.mark.parametrize(("reverse", "inside"), [(False, "auto"), (True, "auto"), (False, "pcr")])
@@ -106,15 +102,6 @@ def test_derivatives_of_the_first_and_the_second_order():
     assert_agree(ours, derivatives(partial(scan, reverse=reverse)))
 
 
-def test_vmap():
-    blocks, b = problem("matrices", 16, (3,), 2)
-    found = run(jax.vmap(solve, in_axes=(1, 1), out_axes=1), blocks.matrix, b)
-    close(found, loop(blocks, b))
-    many = normal(0, 3, 16, 2)
-    found = run(jax.vmap(lambda b: solve(blocks.matrix[:, 0], b)), many)
-    close(found, np.stack([loop(blocks.matrix[:, 0], one) for one in many]))
-
-
 @pytest.mark.parametrize(("kind", "call"), [("auto", run), ("explicit", wait)])
 def test_arrays_stay_where_they_are(kind, call):
     on = mesh(kind, chain=SIMULATED)
@@ -128,14 +115,6 @@ def test_arrays_stay_where_they_are(kind, call):
     close(found, loop(blocks, b))
     assert lies_along(found, "chain")
     assert {shard.data.shape for shard in found.addressable_shards} == {(2, 2)}
-
-
-def test_a_batch_over_another_axis():
-    blocks, b = problem("matrices", 16, (4,), 2)
-    A, b_on = put(blocks.matrix, "chain", "data", on=GRID), put(b, "chain", "data", on=GRID)
-    found = run(partial(solve, solver=Sharded(GRID, "chain")), A, b_on)
-    close(found, loop(blocks, b))
-    assert lies_along(found, "chain", "data")
 
 
 def test_wrong_use():
@@ -171,34 +150,3 @@ def test_products_that_overflow(kind, reverse):
     np.testing.assert_allclose(y, loop(blocks, b, reverse), rtol=1e-10)
     np.testing.assert_allclose(lam, loop_transposed(blocks, b, reverse), rtol=1e-10)
     assert lies_along(y, "chain")
-
-
-def test_products_that_overflow_in_one_example():
-    (well, b), (ill, b_ill) = problem("matrices", 24, (2,), 2), growing()
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), (well, b), (ill, b_ill))
-    found = run(jax.vmap(SHARDED.solve), *stacked)
-    close(found[0], loop(well, b))
-    np.testing.assert_allclose(found[1], loop(ill, b_ill), rtol=1e-10)
-
-
-def test_derivatives_of_a_chain_whose_products_overflow():
-    def step(z, x):
-        return jnp.stack([1e30 * z[0] * (1 + z[1]), 0.5 * z[1] + x + z[0] ** 2])
-
-    def gradient(**options):
-        def loss(z, xs):
-            return (
-                deeppcr.scan(lambda z, x: 2 * (step(z, x),), z, xs, **options)[1][:, 1] ** 2
-            ).sum()
-
-        return run(
-            jax.grad(loss, (0, 1)),
-            jnp.array([0.0, 0.3]),
-            put(jnp.linspace(0.1, 1.0, 64), "chain", on=ALL),
-        )
-
-    assert_agree(
-        gradient(method="sequential", adjoint=SHARDED),
-        gradient(method="sequential", adjoint="autodiff"),
-        1e-12,
-    )

@@ -59,7 +59,3 @@ def test_agrees_with_lax_scan(name, variant):
 def test_devices_that_cannot_share_evenly(name, variant):
     assert L % DEVICES
     assert_right(PROBLEMS[name], variant)
-
-
-def test_fewer_steps_than_devices():
-    assert_right(as_long_as(PROBLEMS["scalar"], 3), "newton")

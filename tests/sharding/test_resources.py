@@ -46,23 +46,6 @@ def messages(program, fallback=True):
     return sorted(found)
 
 
-def test_messages_are_found():
-    """Known messages: a matrix is gathered, its entries are summed, its rows are passed on."""
-
-    def program(x):
-        gathered = jax.lax.all_gather(x, "chain")
-        passed = jax.lax.ppermute(x, "chain", [(0, 1)])
-        return gathered.sum()[None], passed + jax.lax.psum(x.sum(), "chain")
-
-    mapped = jax.shard_map(
-        program, mesh=mesh(), in_specs=P("chain"), out_specs=P("chain"), check_vma=False
-    )
-    found = messages(
-        jax.jit(mapped).lower(jax.ShapeDtypeStruct((DEVICES, 5), jnp.float32)).compile()
-    )
-    assert found == [("all-gather", DEVICES * 20), ("all-reduce", 4), ("collective-permute", 20)]
-
-
 VARIANTS = {
     "newton": (Newton(linearize="dense"), "pcr"),
     "step by step": ("sequential", "backprop"),
@@ -141,3 +124,30 @@ def test_a_linear_recurrence_sends_as_often_as_the_devices_double():
             *(("all-reduce", size) for size in (4, 8, 8 * W)),
             *(("collective-permute", size) for size in sizes),
         ]
+
+
+def test_a_reversed_chain_sends_what_a_chain_forwards_sends_and_no_input():
+    length, on = 32 * DEVICES, mesh()
+    along, whole = (NamedSharding(on, spec) for spec in (P("chain"), P()))
+
+    def sent(reverse):
+        def loss(z0, xs, weight):
+            def step(z, x):
+                z = jnp.tanh(weight @ z + x)
+                return z, z * x
+
+            method = Newton(linear=Sharded(on, "chain"))
+            last, ys = deeppcr.scan(step, z0, xs, reverse=reverse, method=method)
+            return last.sum() + (ys**2).sum(), ys
+
+        program = compiled(
+            jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True),
+            in_shardings=(whole, along, whole),
+            out_shardings=((whole, along), (whole, along, whole)),
+        )
+        shapes = (jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((3,), (length, 3), (3, 3)))
+        return messages(program.lower(*shapes).compile())
+
+    backwards = sent(True)
+    assert backwards == sent(False)
+    assert max(size for _, size in backwards) < length // DEVICES * 3 * 8  # a shard of the inputs

@@ -14,9 +14,23 @@ from deeppcr.linear.blocks.matrices import StructOfArrays
 from deeppcr.platforms import platform
 
 
+class Elementwise(Blocks):
+    """Blocks that couple no entries: their products are those of their numbers."""
+
+    @property
+    def block_size(self) -> int:
+        return 1
+
+    def compose(self, earlier: Self) -> Self:
+        return jax.tree.map(jnp.multiply, self, earlier)
+
+    def transpose(self) -> Self:
+        return self
+
+
 @partial(jax.tree_util.register_dataclass, data_fields=["diagonal"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
-class Diagonals(Blocks):
+class Diagonals(Elementwise):
     """Diagonal matrices: a recurrence for each entry.
 
     Attributes:
@@ -39,18 +53,8 @@ class Diagonals(Blocks):
     def batch_shape(self) -> tuple[int, ...]:
         return self.diagonal.shape[1:-1]
 
-    @property
-    def block_size(self) -> int:
-        return 1
-
     def apply(self, y: Array) -> Array:
         return self.diagonal * y
-
-    def compose(self, earlier: Self) -> Self:
-        return dataclasses.replace(self, diagonal=self.diagonal * earlier.diagonal)
-
-    def transpose(self) -> Self:
-        return self
 
     def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
         """Every entry becomes a batch element of width 1."""
@@ -66,7 +70,7 @@ class Diagonals(Blocks):
     jax.tree_util.register_dataclass, data_fields=["scalar"], meta_fields=["batch_shape", "width"]
 )
 @dataclasses.dataclass(frozen=True)
-class Scalars(Blocks):
+class Scalars(Elementwise):
     """Multiples of the identity, $A_l = c_l I$: a discounted sum, cumulative if $c_l = 1$.
 
     The whole batch shares $c_l$, so a product of blocks is a product of two numbers.
@@ -88,10 +92,6 @@ class Scalars(Blocks):
     batch_shape: tuple[int, ...] = ()
     width: int = 1
 
-    @property
-    def block_size(self) -> int:
-        return 1
-
     def scale(self, factor: Array) -> Self:
         """The whole batch shares one number per step: the smallest factor."""
         return dataclasses.replace(
@@ -100,12 +100,6 @@ class Scalars(Blocks):
 
     def apply(self, y: Array) -> Array:
         return self.scalar.reshape(*self.scalar.shape, *(1,) * (y.ndim - self.scalar.ndim)) * y
-
-    def compose(self, earlier: Self) -> Self:
-        return dataclasses.replace(self, scalar=self.scalar * earlier.scalar)
-
-    def transpose(self) -> Self:
-        return self
 
     def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
         """On accelerators as `Diagonals`: more numbers, but half as many kernels."""
@@ -119,7 +113,7 @@ class Scalars(Blocks):
     jax.tree_util.register_dataclass, data_fields=["steps"], meta_fields=["batch_shape", "width"]
 )
 @dataclasses.dataclass(frozen=True)
-class Zeros(Blocks):
+class Zeros(Elementwise):
     """$A_l = 0$: no step depends on the one before it, and not even a NaN is passed on.
 
     ``Zeros.like(b)`` makes them for vectors ``b: [L, *batch, w]``.
@@ -153,9 +147,3 @@ class Zeros(Blocks):
 
     def apply(self, y: Array) -> Array:
         return jnp.zeros_like(y)
-
-    def compose(self, earlier: Self) -> Self:
-        return self
-
-    def transpose(self) -> Self:
-        return self
