@@ -142,18 +142,3 @@ def test_probes_estimate_the_diagonal():
     assert (error > 0).any()
     assert (error < 5 * beside / 7**0.5).all()
     assert_agree(exact, right * ALONE[None], 1e-13)
-
-
-def derivatives(step, linearization):
-    """How many products with the step's derivative it takes, counted by the largest array."""
-    steps, vectors = side_by_side(step, PAIR, normal(8, L, W))
-    jaxpr = jax.make_jaxpr(lambda vectors: jax.tree.leaves(linearization.blocks(steps, vectors)))(
-        vectors
-    )
-    return max(eqn.outvars[0].aval.size for eqn in jaxpr.jaxpr.eqns if eqn.outvars) // vectors.size
-
-
-def test_structure_saves_derivatives():
-    counts = [derivatives(step, Diagonal(0)) for step in (elementwise, in_pairs, dense)]
-    assert counts == [1, 2, 2 * W]
-    assert derivatives(in_pairs, BlockDiagonal(2)) <= 4 < derivatives(dense, BlockDiagonal(2))

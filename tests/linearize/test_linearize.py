@@ -96,21 +96,6 @@ def test_slow_iterations_are_not_taken_for_converged(linearize, dtype, length, h
     assert_agree(solution.trajectory, trajectory(chain, Z0.astype(dtype)), tolerance)
 
 
-def test_vmap_over_the_coefficients_and_no_derivative_through_them():
-    def value(c):
-        return deeppcr.solve(CHAIN, Z0, method=Newton(linearize=Scalar(c)), adjoint=Adjoint()).value
-
-    @jax.jit
-    @jax.vmap
-    def both(c):
-        last, pull = jax.vjp(value, c)
-        return last, pull(last)[0]
-
-    many, gradients = both(np.stack([np.zeros(L), np.linspace(0.0, 1.0, L)]))
-    assert_agree(many, np.stack([trajectory(CHAIN, Z0)[-1]] * 2))
-    assert_agree(gradients, np.zeros((2, L)))
-
-
 # What "auto" takes
 
 W = 4

@@ -17,7 +17,6 @@ L, W = 40, 3
 WEIGHT = normal(0, W, W, scale=0.4)
 NEAR = WEIGHT + normal(1, W, W, scale=0.02)
 XS, Z0 = normal(2, L, W), normal(3, W)
-TABLE = np.asarray(WEIGHT)
 
 
 def rnn(z, x):
@@ -35,15 +34,6 @@ def norms(z, x):
 
 def smooth_norms(z, x):
     return jnp.tanh(WEIGHT @ z + 0.1 * jnp.sqrt((z**2).sum() + 1e-6) + x)
-
-
-def called(z, x):
-    """It has no derivative at all."""
-
-    def f(z, x):
-        return np.tanh(np.einsum("ij,...j->...i", TABLE, z) + x)
-
-    return jax.pure_callback(f, jax.typeof(z), z, x, vmap_method="broadcast_all")
 
 
 def metropolis(gate):
@@ -71,7 +61,6 @@ CASES = {  # a chain, its initial state, and what is linearised instead of its s
         Surrogate(metropolis(jax.nn.sigmoid)),
     ),
     "a smooth norm": (Chain(norms, SPARSE), jnp.zeros(W), Surrogate(smooth_norms)),
-    "a model of a callback": (Chain(called, XS), Z0, Surrogate(rnn)),
     "clipped surrogate": (Chain(rnn, XS), Z0, Clipped(Surrogate(near), 0.1)),
 }
 
@@ -89,14 +78,6 @@ def test_the_solution_is_that_of_the_step(name):
     assert_agree(solution.trajectory, trajectory(chain, z0))
     kind = "clipped" if isinstance(linearize, Clipped) else "surrogate"
     assert solution.ran.name == f"newton ({kind}, sequential)"
-
-
-def test_fewer_iterations_than_by_the_step_itself():
-    """Where its own derivative is NaN, so is every block behind: one more state is right at a time."""
-    chain, z0, surrogate = CASES["a smooth norm"]
-    own, other = (iterate(chain, z0, x).stats.iterations for x in ("auto", surrogate))
-    assert own > L // 2
-    assert other < 10
 
 
 def test_blocks_are_those_of_the_surrogate():

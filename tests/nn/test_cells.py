@@ -142,15 +142,6 @@ def test_a_cell(name):
     assert found.choice.is_exact
 
 
-def test_a_cell_in_a_layer_learns():
-    layer = deeppcr.nn.RNN(deeppcr.nn.ParaLSTM(FEATURES, UNITS, rngs=nnx.Rngs(0)))
-    xs = jnp.moveaxis(XS[:16], 1, 0)
-    gradient = nnx.jit(nnx.grad(lambda layer: (layer(xs) ** 2).mean()))
-    gradient, want = gradient(layer), gradient(nnx.RNN(layer.cell))
-    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -104,15 +104,6 @@ def test_options_of_the_layer_and_of_the_call(options, lengths):
         same(got, want)
 
 
-@pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
-def test_any_batch_and_a_carry_that_is_given(batch):
-    xs, cell = jnp.broadcast_to(XS[0], (*batch, TIME, FEATURES)), cell_of("GRUCell")
-    carry = jnp.ones((*batch, UNITS), "float32")
-    layers = nnx.RNN(cell, return_carry=True), deeppcr.nn.RNN(cell, return_carry=True)
-    want, got = (layer(xs, initial_carry=carry) for layer in layers)
-    same(got, want)
-
-
 def test_a_sequence_of_length_0_keeps_its_carry():
     carry = jnp.ones((BATCH, UNITS), "float32")
     layer = deeppcr.nn.RNN(cell_of("GRUCell"), return_carry=True)
@@ -202,24 +193,6 @@ def test_linen():
 
     want, got = differentiated(variables)
     same(got, want)
-
-
-def test_linen_draws_keys_at_every_step_or_once():
-    class Noisy(linen.RNNCellBase):
-        num_feature_axes = 1
-
-        @linen.compact
-        def __call__(self, carry, x):
-            noise = jax.random.normal(self.make_rng("noise"), carry.shape, carry.dtype)
-            return carry, noise
-
-        def initialize_carry(self, key, shape):
-            return jnp.zeros((*shape[:-1], 1), "float32")
-
-    for each, count in ((True, TIME), (False, 1)):
-        layer = deeppcr.nn.linen.RNN(Noisy(), split_rngs={"params": False, "noise": each})
-        noise = layer.apply({}, XS, rngs={"noise": jax.random.key(3)})
-        assert len(np.unique(noise[0])) == count
 
 
 @pytest.mark.parametrize(

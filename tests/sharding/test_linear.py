@@ -9,6 +9,8 @@ import pytest
 
 import deeppcr
 from deeppcr import Sharded
+from deeppcr.axis import ChainSharding
+from deeppcr.linear import solver_on
 from tests.linear.loop import KINDS, loop, loop_transposed, problem, scan
 from tests.problems import assert_agree, normal, pairs
 from tests.sharding.meshes import SIMULATED, lies_along, mesh, put, run, wait
@@ -57,6 +59,22 @@ def test_agrees_with_the_loop(kind, batch, reverse, solver, length):
     )
     close(found[0], loop(blocks, b, reverse))
     close(found[1], loop_transposed(blocks, b, reverse))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", ["matrices", "ragged", "diagonals"])
+def test_before_the_residual_judges_and_repairs_it(kind, reverse):
+    blocks, b = problem(kind, 16, (2,), KINDS[kind])
+    shards = ChainSharding(mesh=ALL, mesh_axis="chain")
+    solver = solver_on(shards, SHARDED)
+
+    def on_device(blocks, b):
+        y = solver.solve_unguarded(blocks, b, reverse)
+        return y, solver.solve_transposed_unguarded(blocks, b, reverse)
+
+    y, lam = run(shards.per_shard(on_device, shards.along, shards.along), blocks, b)
+    close(y, loop(blocks, b, reverse))
+    close(lam, loop_transposed(blocks, b, reverse))
 
 
 @pytest.mark.parametrize(("reverse", "inside"), [(False, "auto"), (True, "auto"), (False, "pcr")])
