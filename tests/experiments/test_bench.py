@@ -1,6 +1,7 @@
 """The bench: rows, wrong programs, times, costs, result files, tables, data, plots."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -98,11 +99,8 @@ def test_a_row_says_what_was_predicted_and_what_came_of_it() -> None:
 def test_speedups_are_those_of_the_times() -> None:
     found = rows()
     sequential = [row for row in found.values() if row["baseline"]]
-    assert [row["program"] for row in sequential] == [
-        "lax.scan",
-        "lax.scan, unroll 4",
-        "lax.scan, unroll 16",
-    ]
+    names = ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16"]
+    assert [row["program"] for row in sequential] == names
     scan, newton = sequential[0], found["newton"]
     assert newton["min ms"] <= newton["ms"] <= newton["max ms"]
     assert newton["over lax.scan"] == pytest.approx(scan["ms"] / newton["ms"])
@@ -125,15 +123,9 @@ def test_what_is_wrong_or_does_not_run_has_a_note_and_no_speedup() -> None:
     for name in ("wrong", "not a number", "fails", "endless"):
         assert not {"speedup", "over lax.scan"} & found[name].keys()
     assert "ms" not in found["fails"].keys() | found["endless"].keys()
-
-
-def test_a_loop_whose_trips_nobody_tells_has_no_depth() -> None:
-    row = rows()["newton, unsolved"]
-    assert (
-        not {"depth", "predicted ms", "log2", "depth speedup", "predicted speedup", "iterations"}
-        & row.keys()
-    )
-    assert row["speedup"] > 0
+    unknown = found["newton, unsolved"]  # nobody tells the trips of its loop
+    assert not {"depth", "predicted ms", "log2", "depth speedup", "iterations"} & unknown.keys()
+    assert unknown["speedup"] > 0
 
 
 def test_what_was_measured_is_summed_up() -> None:
@@ -214,17 +206,24 @@ def test_variants_may_have_their_own_arguments_and_results() -> None:
     assert outcomes["pair"].predicted is None  # without a device
 
 
-def test_what_is_slow_is_called_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("effort", "times", "counts"),
+    [
+        (Effort(3, most=1), {"A": 1.0, "B": 1.0, "C": 1.0}, "ABCABCABC"),
+        (Effort(4, slow=5.0), {"A": 1.0, "B": 9.0}, "ABABAA"),  # what is slow is called twice
+        (Effort(3, share=8 / 1024, most=5), {"A": 1 / 1024}, "A" + 10 * "A"),  # short: more often
+        (Effort(9, patience=2.5), {"A": 1.0}, "AA"),
+    ],
+)
+def test_calls_are_interleaved(
+    effort: Effort, times: dict[str, float], counts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
     monkeypatch.setattr(timing, "clock", lambda call: call())
-    times = {"fast": lambda: 1.0, "slow": lambda: 9.0}
-    found = timing.interleave(times, Effort(4, slow=5.0))
-    assert {name: len(one.seconds) for name, one in found.items()} == {"fast": 4, "slow": 2}
-
-
-def test_short_programs_are_called_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "clock", lambda call: 1 / 1024)
-    found = timing.interleave({"short": lambda: None}, Effort(3, share=8 / 1024, most=5))
-    assert len(found["short"].seconds) == 1 + 5 + 5
+    functions = {name: lambda name=name: (called.append(name), times[name])[1] for name in times}
+    found = timing.interleave(functions, effort)
+    assert "".join(called) == counts
+    assert {name: len(one.seconds) for name, one in found.items()} == Counter(counts)
 
 
 def test_loops_are_found_by_their_scope() -> None:
@@ -260,12 +259,9 @@ def test_a_python_loop_is_a_scan() -> None:
         z = step(z, x)
         return z, {"z": z}
 
-    for found, wanted in zip(
-        jax.tree.leaves(unrolled(body, z, xs)),
-        jax.tree.leaves(jax.lax.scan(body, z, xs)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    found, wanted = (jax.tree.leaves(scan(body, z, xs)) for scan in (unrolled, jax.lax.scan))
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
     assert "unrolled" in baselines(last, 20)
     assert "unrolled" not in baselines(last, 1000)
 
@@ -278,31 +274,13 @@ def test_distance_is_relative_to_the_largest_entry() -> None:
     assert distance(jnp.zeros(0), jnp.zeros(0)) == 0
 
 
-def test_calls_are_interleaved() -> None:
-    calls: list[str] = []
-    functions = {name: lambda name=name: calls.append(name) for name in "ABC"}
-    times = timing.interleave(functions, Effort(3, most=1))
-    assert "".join(calls) == "ABC" * 3
-    assert list(times) == ["A", "B", "C"]
-    assert all(len(time.seconds) == 3 for time in times.values())
-
-
-def test_build_compiles_and_says_what_it_cost() -> None:
-    x = jnp.arange(3.0)
-    build = timing.build(lambda x: (2.0 * x).sum(), x)
-    assert build.call(x) == 6.0
-    assert build.lower > 0
-    assert build.compile > 0
-    assert build.temporary_bytes is None or build.temporary_bytes >= 0
-
-
 # -- tables and result files
 
 
 def test_a_table_aligns_its_cells_and_fits_the_terminal() -> None:
     rows = [{"run": "scan", "ms": 1.23456, "steps": 12}, {"run": "newton", "ms": np.float32(20)}]
     assert show(rows).splitlines() == [
-        *("run       ms  steps", "scan    1.23     12", "newton    20"),
+        *("run       ms  steps", "scan    1.23     12", "newton    20")
     ]
     columns = {f"column {k}": "a number" for k in range(40)}
     wide: list[Row] = [dict.fromkeys(columns, 123456.0) | {"note": 50 * "word "} for _ in "ab"]
@@ -326,7 +304,7 @@ def test_what_all_rows_share_stands_above_the_table_and_notes_below() -> None:
 def test_a_table_in_markdown() -> None:
     rows = [{"run": "a | b", "ms": 1.23456, "ok": True}, {"run": "c", "ms": 20}]
     assert markdown(rows).splitlines() == [
-        *("| run | ms | ok |", "|---|--:|---|", r"| a \| b | 1.23 | True |", "| c | 20 |  |"),
+        *("| run | ms | ok |", "|---|--:|---|", r"| a \| b | 1.23 | True |", "| c | 20 |  |")
     ]
     assert markdown([]) == ""
 

@@ -34,18 +34,8 @@ TINY = diffusion.Scale(
 SAMPLES = {"W1 to sequential", "same class"}
 SETS = {"W1, other noise", "W1 to data", "accuracy", "confidence"}
 TIMED = {
-    "part",
-    "kind",
-    "w",
-    "L",
-    "batch",
-    "direction",
-    "program",
-    "baseline",
-    "ms",
-    "error",
-    "speedup",
     "depth speedup",
+    *["kind", "w", "L", "batch", "direction", "program", "baseline", "ms", "error", "speedup"],
 }
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +14,20 @@ import pytest
 from deeppcr import Newton
 from experiments import calls, compile_time, decide, iterations, mlp, prediction, recurrence, report
 from experiments.bench import engine, results
-from experiments.bench.engine import Case, distance
+from experiments.bench.engine import Case
 from experiments.bench.results import FOLDER
-from experiments.bench.table import WIDTH, Row, layout, legend
+from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.field import run as field
 from experiments.field.claims import Claim
 from experiments.gradients import run as gradients
 from experiments.gradients.layers import Layer
-from experiments.gradients.network import PARTS, Network, Size
+from experiments.gradients.network import Network, Size
 from experiments.models import chains, published, zoo
 from experiments.resnet import network
 from experiments.resnet import run as resnet
 from tests.experiments.conftest import DEVICE, Run
 
-TABLES: dict[str, Mapping[str, Any]] = {
-    "decide": decide.TABLES,
-    "field": field.TABLES,
-    "gradients": gradients.TABLES,
-    "iterations": iterations.TABLES,
-    "prediction": {"times": prediction.TIMES},
-    "recurrence": {"": recurrence.BENCH, "solvers": recurrence.SOLVER_COLUMNS},
-    "resnet": resnet.TABLES,
-    "compile_time": {"layers": compile_time.LAYERS, "training": compile_time.TRAINING},
-}
 FEW = ("--quick", "--repeats", "1")
 
 
@@ -196,21 +186,6 @@ SAID = {
 # -- programs compute the same
 
 
-def test_every_adjoint_has_the_gradient_of_the_scan() -> None:
-    for part in PARTS:
-        case = Size(Network("lstm", 2), 5, 2, part).case("gradient")
-        runs = {name: one.run for name, one in case.variants.items() if name != "auto"}
-        runs["lax.scan"] = case.baselines["lax.scan"]
-        found = jax.jit(
-            lambda *given, runs=runs: {name: run(*given) for name, run in runs.items()}
-        )(*case.arguments[0])
-        for name in runs:
-            assert distance(found[name], found["lax.scan"]) < 1e-5, name
-    (_, start, xs), (_, _, others) = case.arguments
-    assert (xs.shape, start[0].shape) == ((5, 2, 2), (2, 2))
-    assert (xs != others).all()
-
-
 def test_all_programs_solve_the_same_recurrence() -> None:
     case = recurrence.case(9, 3, ("pcr",))
     A, b = (np.asarray(x, np.float64) for x in case.arguments[0])
@@ -316,17 +291,7 @@ def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -
     assert not {"regret %", "fastest"} & row.keys()
 
 
-# -- stored rows
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in (FOLDER / "cpu").glob("*.jsonl")))
-def test_the_tables_of_stored_rows_fit_the_terminal(name: str) -> None:
-    _, rows = results.read(FOLDER / "cpu" / f"{name}.jsonl")
-    for part, columns in TABLES.get(name, {"": mlp.BENCH}).items():
-        mine = [row for row in rows if row.get("part", "") == part]
-        text, _ = layout(mine, columns, part)
-        assert max(map(len, text.splitlines()), default=0) <= WIDTH
-        assert len(legend(columns).splitlines()) == len(columns)
+# -- what the README says
 
 
 def row(program: str, ms: float, **more: Any) -> Row:

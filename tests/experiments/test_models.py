@@ -7,15 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import deeppcr
-from deeppcr import Newton
 from experiments.bench.timing import Effort
 from experiments.field import run as field
 from experiments.field.claims import Claim
 from experiments.field.window import sliding_picard
 from experiments.gradients.learner import Learner
 from experiments.gradients.network import Network
-from experiments.gradients.tasks import parity, tasks
+from experiments.gradients.tasks import tasks
 from experiments.models import autoregressive, cells, chains, data, published
 from experiments.models.data import find_package
 
@@ -65,14 +63,6 @@ def test_published_iterations_come_back(name: str) -> None:
     claim = Claim(name, "", "", lambda: model, options, most, error=1e-6)
     (row,) = field.measured(claim, Effort(1, share=0.0))
     assert (row["pass"], row["ended"]) == ("yes", "converged"), row
-
-
-def test_picard_diverges_and_says_so() -> None:
-    model = published.contracting_rnn(512)
-    options = {"linearize": "identity", "on_failure": "return", "max_iterations": 32}
-    chain = deeppcr.Chain(model.step, model.inputs)
-    solution = deeppcr.solve(chain, model.z0, method=Newton(**options))
-    assert solution.result == deeppcr.Result.NOT_CONVERGED
 
 
 def test_the_demo_of_deer_is_the_published_one() -> None:
@@ -140,15 +130,6 @@ def test_all_variants_train_alike_on_series_of_several_lengths() -> None:
     assert all(row["losses differ"] < 1e-5 and row["alike for"] == 3 for row in rows)
     assert rows[0]["losses"][0] == pytest.approx(np.log(2), abs=1e-4)  # both classes look alike
     assert len(set(rows[0]["losses"])) == 3  # it learns something, and so do the others
-
-
-def test_the_parity_of_a_few_bits_is_learnt() -> None:
-    learner = Learner(parity(count=256, bits=5), steps=300)
-    update, training = jax.jit(learner.update(jax.lax.scan)), learner.first()
-    assert learner.accuracy(training[0]) < 0.75
-    for batch in learner.batches():
-        training, _ = update(training, *batch)
-    assert learner.accuracy(training[0]) > 0.95
 
 
 def test_the_tasks() -> None:

@@ -22,16 +22,6 @@ SD15_UNET = {
     "sample_size": 64,
     "up_block_types": ["UpBlock2D", *CROSS_UP],
 }
-SD2_UNET = SD15_UNET | {
-    "attention_head_dim": [5, 10, 20, 20],
-    "cross_attention_dim": 1024,
-    "dual_cross_attention": False,
-    "num_class_embeds": None,
-    "only_cross_attention": False,
-    "sample_size": 96,
-    "upcast_attention": True,
-    "use_linear_projection": True,
-}
 SDXL_UNET = SD15_UNET | {
     "addition_embed_type": "text_time",
     "addition_embed_type_num_heads": 64,
@@ -76,7 +66,6 @@ DIT = {
 }
 PUBLISHED = {
     "Stable Diffusion 1.5": SD15_UNET,
-    "Stable Diffusion 2": SD2_UNET,
     "SDXL": SDXL_UNET,
     "DiT-XL/2": DIT,
 }
