@@ -15,13 +15,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from deeppcr.adjoint import Adjoint
 from deeppcr.avals import like
 from deeppcr.chain import TracedChain
 from deeppcr.checks import describe
 from deeppcr.choose import MethodOption
+from deeppcr.chunks import scan_in_chunks
 from deeppcr.eager import is_hashable, kept
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32
@@ -90,21 +91,16 @@ def _run(chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solv
         )
         return solve(here, method, inside)
 
-    def advance(length: int, before: Any, inputs: Leaves) -> tuple[Any, tuple[Leaves, Leaves]]:
-        state, summary = before
-        run = segment(state, inputs, chain.captured, length)
-        return (run.last, summary.after(run, length)), (run.trajectory, run.outputs)
+    def advance(before: Any, part: tuple[Array, Leaves]) -> tuple[Any, tuple[Leaves, Leaves]]:
+        (state, summary), (index, inputs) = before, part
+        run = segment(state, inputs, chain.captured, len(index))
+        return (run.last, summary.after(run, len(index))), (run.trajectory, run.outputs)
 
-    size = adjoint.checkpoint
-    count, rest = divmod(chain.length, size)
-    whole = [x[: count * size].reshape((count, size, *x.shape[1:])) for x in chain.inputs]
-    begin = chain.initial, Summary.of(chain)
-    (state, summary), found = lax.scan(partial(advance, size), begin, whole, count)
-    states, outputs = jax.tree.map(lambda y: y.reshape((count * size, *y.shape[2:])), found)
-    if rest:
-        tail = [x[count * size :] for x in chain.inputs]
-        (state, summary), found = advance(rest, (state, summary), tail)
-        states, outputs = jax.tree.map(lambda *ys: jnp.concatenate(ys), (states, outputs), found)
+    begin, length = (chain.initial, Summary.of(chain)), chain.length
+    parts = jnp.arange(length, dtype=jnp.int32), chain.inputs
+    (state, summary), (states, outputs) = scan_in_chunks(
+        advance, begin, parts, length=length, size=adjoint.checkpoint
+    )
     return Run(states, outputs, summary.stats, summary.result, summary.ran, state)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from deeppcr.avals import abstract, of_step
 from deeppcr.chain import TracedChain
@@ -66,27 +67,24 @@ def differing(step: Step, size: int, axes: Axes, name: Any = None) -> list[bool]
     inputs, the captured arrays, and more.
     """
     variables = [*step.looped.invars, *step.looped.constvars]
-    reached = [axis is not None for axis in axes[: len(variables)]]
-    results: list[bool] = []
+    shapes = [
+        abstract(x.aval, x.aval.shape if axis is None else (size, *x.aval.shape))
+        for x, axis in zip(variables, axes, strict=False)
+    ]
+    in_axes = [None if axis is None else 0 for axis in axes[: len(variables)]]
+    found: list[bool] = []
 
-    def one(*leaves: Any) -> Leaves:
-        state, rest = list(leaves[: step.states]), list(leaves[step.states :])
-        after, outputs = step.with_outputs(state, rest[: step.inputs], rest[step.inputs :])
-        results[:] = [getattr(y, "batch_dim", None) is not None for y in (*after, *outputs)]
-        return [*after, *outputs]
+    def loop(*leaves: Any) -> Leaves:  # what differs may reach further leaves in each step
+        state, inputs = list(leaves[: step.states]), leaves[step.states :][: step.inputs]
+        captured = list(leaves[step.states + step.inputs :])
+        xs = [x[None] for x in inputs]
+        last, outputs = lax.scan(lambda z, x: step.with_outputs(z, x, captured), state, xs, 1)
+        found[:] = [getattr(y, "batch_dim", None) is not None for y in (*last, *outputs)]
+        return [*last, *outputs]
 
-    while True:  # what differs may reach further leaves in each step
-        shapes = [
-            abstract(x.aval, (size, *x.aval.shape) if differs else x.aval.shape)
-            for x, differs in zip(variables, reached, strict=True)
-        ]
-        in_axes = [0 if differs else None for differs in reached]
-        with on_no_mesh():
-            jax.make_jaxpr(jax.vmap(one, in_axes, axis_size=size, axis_name=name))(*shapes)
-        states = [a or b for a, b in zip(reached, results[: step.states], strict=False)]
-        if states == reached[: step.states]:
-            return [*states, *results[step.states :]]
-        reached[: step.states] = states
+    with on_no_mesh():
+        jax.make_jaxpr(jax.vmap(loop, in_axes, axis_size=size, axis_name=name))(*shapes)
+    return found
 
 
 def _step_of_examples(

@@ -2,11 +2,9 @@
 
 import dataclasses
 import os
-import warnings
 from typing import Any
 
 import jax
-import numpy as np
 from jax import Array
 
 from deeppcr.chain import TracedChain
@@ -77,18 +75,8 @@ def choose_linearization(
     """
     wanted = find_linearization(linearize)
     budget = memory_budget() if memory is None else memory
-    structure = find_structure(step, layout)
     chosen = wanted or exact_linearization(step, layout)
     chosen.check(step, length if whole is None else whole)
-    if isinstance(wanted, Dense) and (rows := _independent_rows(layout, structure.groups)):
-        width = layout.width
-        warnings.warn(
-            f'linearize is "dense", which makes one block of {width} x {width} for each step, but '
-            f"the {rows} rows of the state do not influence each other; expected batch_ndim=1, "
-            f"which makes {rows} blocks of {width // rows} x {width // rows}, or "
-            'linearize="auto", which takes the narrowest exact blocks.',
-            stacklevel=1,  # one place, so that Python prints it once
-        )
     reasons = []
     size = COPIES * max(1, chosen.bytes_per_step(step, layout))
     if (
@@ -112,17 +100,6 @@ def choose_linearization(
     return Choice(
         chosen, min(length, window or length), chosen.is_exact(step, layout), "; ".join(reasons)
     )
-
-
-def _independent_rows(layout: StateLayout, groups: np.ndarray[Any, Any]) -> int:
-    """The length of axis 0 of all leaves, if entries influence only those of the same row; or 0."""
-    lengths = {shape[0] if len(shape) > 1 else 1 for shape in layout.shapes}
-    rows = lengths.pop()
-    if lengths or rows < 2 or layout.batch_shape:
-        return 0
-    row_of = np.concatenate([np.arange(size) * rows // size for size in layout.sizes])
-    of_groups = np.where(groups >= 0, row_of[groups], row_of[groups[:, :1]])
-    return rows if np.all(of_groups == of_groups[:, :1]) else 0
 
 
 @jax.tree_util.register_static

@@ -1,8 +1,6 @@
 """`Plan`: what "auto" takes and why, the structure of a chain, predicted times."""
 
 import dataclasses
-import json
-from typing import Any
 
 from deeppcr.axis import ChainSharding
 from deeppcr.choose import AdjointOption, Method
@@ -172,36 +170,6 @@ class ChainPlan:
             )
         return f"{mark}; {why}" if mark else why
 
-    def to_json(self) -> dict[str, Any]:
-        """The plan as a dict of numbers and strings."""
-        directions = {
-            "forward": (self.forward, self.sequential),
-            "gradient": (self.gradient, self.autodiff),
-        }
-        return {
-            "length": self.length,
-            "width": self.width,
-            "batch": self.batch,
-            "found": self._found(),
-            "device": self.device.name,
-            "expectation": self.expectation,
-        } | {
-            direction: [
-                {
-                    "name": candidate.name,
-                    "depth": candidate.cost.depth,
-                    "work": candidate.cost.work,
-                    "bytes": candidate.cost.traffic,
-                    "predicted_seconds": candidate.seconds,
-                    "speedup": sequential.seconds / candidate.seconds,
-                    "iterations": candidate.iterations,
-                    "verdict": self._verdict(candidate, found[0], sequential),
-                }
-                for candidate in found
-            ]
-            for direction, (found, sequential) in directions.items()
-        }
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -257,13 +225,6 @@ class Plan:
     def _speedup(self, direction: str, sequential: str) -> float:
         before = sum(getattr(chain, sequential).seconds for chain in self.chains)
         return float(before / sum(getattr(chain, direction)[0].seconds for chain in self.chains))
-
-    def to_json(self) -> str:
-        """The plan as a JSON string, times in seconds and sizes in bytes."""
-        names = ("predicted_speedup", "gradient_speedup", "depth_speedup")
-        chosen = {"method": str(self.method), "adjoint": str(self.adjoint)}
-        scores = {name: getattr(self, name) for name in names}
-        return json.dumps(chosen | scores | {"chains": [each.to_json() for each in self.chains]})
 
     def __str__(self) -> str:
         chains = map(str, self.chains)

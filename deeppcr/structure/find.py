@@ -14,7 +14,6 @@ Walther, "Evaluating Derivatives", 2008, section 7.1).
 
 import dataclasses
 import os
-from collections import Counter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,7 +41,7 @@ class Structure:
             Entries in different rows do not influence each other. Every entry is in one row; rows
             are padded by -1. k is the size of the largest group, and smaller ones may share a row.
         separate: no example of a batch can influence another, here or on another device.
-        mixed_by: the operation that joined most entries, and its line; "" if none did.
+        mixed_by: the operation that joined most entries, and its line; "" if elementwise.
     """
 
     groups: Array
@@ -65,8 +64,8 @@ class Structure:
         up_to = "up to " if (self.groups < 0).any() else ""
         what = {
             "elementwise": "no entry of the state reaches another",
-            "block-diagonal": f"{rows} groups of {up_to}{size} entries: {self.mixed_by}",
-            "dense": self.mixed_by,
+            "block-diagonal": f"{rows} groups of {up_to}{size} entries, by {self.mixed_by}",
+            "dense": f"all {size} entries are one group, by {self.mixed_by}",
         }[self.kind]
         return f"{self.kind}: {what}" + (
             "" if self.separate else "; the examples of a batch may influence each other"
@@ -99,7 +98,7 @@ def examples_are_separate(step: Step, layout: StateLayout) -> bool:
 def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, str]:
     """The lowest entry of each entry's group, and whether examples are separate.
 
-    The third result is the operation that joined most entries.
+    The third result is the operation that joined most of them.
     """
     groups = Groups(layout.batch_size * layout.width)
     entries = groups.parent[1:].reshape(layout.batch_size, layout.width).copy()
@@ -115,7 +114,10 @@ def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, str]:
     for old, new in zip(before, after, strict=False):
         there = filled(new, old.shape)
         groups.unite(old[there != 0], there[there != 0])
-    lowest, mixed_by = _of_one_example(groups, entries)
+    lowest = _of_one_example(groups, entries)
+    most = max(groups.joins, key=groups.joins.__getitem__, default=None)
+    is_elementwise = len(set(lowest.tolist())) == len(lowest)
+    mixed_by = "" if is_elementwise else _name(most)
     return lowest, _are_separate(groups, entries) and not walk.across_devices, mixed_by
 
 
@@ -137,32 +139,12 @@ def _are_separate(groups: Groups, entries: Array) -> bool:
     return bool((first[roots] == example).all())
 
 
-def _of_one_example(groups: Groups, entries: Array) -> tuple[Array, str]:
-    """The groups of the entries of one example, by all that was joined in any.
-
-    And the operation that joined most entries.
-    """
-    examples, width = entries.shape
-    extra = len(groups.parent) - 1 - entries.size  # entries that are no part of the state
-    of_example = np.concatenate(
-        [[0], np.tile(np.arange(1, 1 + width), examples), np.arange(1 + width, 1 + width + extra)]
-    )
-    single, own = Groups(width + extra), np.arange(1, 1 + width)
-    joined: Counter[str] = Counter()
-    largest: dict[str, int] = {}
-    for cause, left, right in groups.joins:
-        before = single.find(own)
-        single.unite(of_example[left], of_example[right])
-        after = single.find(own)
-        if (changed := after[after != before]).size:
-            name = _name(cause)
-            roots = np.count_nonzero(before == own) - np.count_nonzero(after == own)
-            joined[name] += int(roots)
-            largest[name] = max(largest.get(name, 0), int(np.bincount(after)[changed].max()))
-    name = max(joined, key=lambda name: joined[name], default="")
-    size = largest.get(name, 0)
-    entries_joined = f"all {size}" if size == width else f"{size}"
-    return single.find(own) - 1, f"{name} joins {entries_joined} entries" if name else ""
+def _of_one_example(groups: Groups, entries: Array) -> Array:
+    """The lowest entry of the group of each entry of one example, by all that was joined in any."""
+    width = entries.shape[1]
+    single, own = Groups(width), np.broadcast_to(np.arange(1, 1 + width), entries.shape)
+    single.unite(own, (groups.find(entries) - 1) % width + 1)  # the root of an entry is an entry
+    return single.find(own[0]) - 1
 
 
 def _name(cause: Any) -> str:

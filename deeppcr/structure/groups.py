@@ -10,9 +10,10 @@ doubled until all point to roots (Shiloach and Vishkin, "An O(log n) parallel co
 algorithm", 1982).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,28 +24,20 @@ Labels = Array | None  # None: no element depends on the state
 HOOKED = 32  # rounds of hooking before pointers are doubled: the paths to the roots stay short
 
 
-class Join(NamedTuple):
-    """The pairs of roots that an equation joined."""
-
-    cause: Any
-    left: Array
-    right: Array
-
-
 class Groups:
     """The entries ``1 .. n`` in disjoint groups, at first one each.
 
     Attributes:
         parent: for each entry, an entry of its group closer to the root, which is the lowest; 0 for
             0.
-        joins: all joins, in order.
-        cause: the current equation, recorded in ``joins``.
+        cause: the current equation.
+        joins: how many pairs each cause has joined.
     """
 
     def __init__(self, entries: int):
         self.parent = np.arange(1 + entries, dtype=np.int32)
-        self.joins: list[Join] = []
         self.cause: Any = None
+        self.joins: Counter[Any] = Counter()
         self._hooked = 0  # how often roots were hooked since all entries pointed to roots
 
     def new(self, shape: Sequence[int]) -> Array:
@@ -65,7 +58,7 @@ class Groups:
         """Make one group of each pair of labels, none of them 0."""
         left, right = self._apart(left, right)
         if left.size:
-            self.joins.append(Join(self.cause, left, right))
+            self.joins[self.cause] += left.size
         while left.size:
             np.minimum.at(self.parent, np.maximum(left, right), np.minimum(left, right))
             self._hooked += 1

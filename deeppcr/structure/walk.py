@@ -6,7 +6,7 @@ Equation by equation, from the labels of its inputs to those of its outputs.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,8 @@ LARGEST = 1 << 24  # elements of an array of labels
 HOLDERS = ("call", "derivative rule", "loop", "branch")  # of programs, which are entered
 
 
-class Cause(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Cause:
     """The current equation, and the one whose program contains it."""
 
     equation: Any

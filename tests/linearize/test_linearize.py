@@ -197,21 +197,6 @@ def test_a_linearization_of_ones_own():
     assert_agree(*both(Z0))
 
 
-def test_dense_blocks_of_a_batch_that_was_not_declared():
-    """There is nothing to say of a batch that was declared, nor of a step that couples its rows."""
-
-    def choose(f, batch_ndim=0):
-        z = jnp.zeros((4, 2))
-        chain = trace_chain(lambda z, x: (f(z), None), z, jnp.zeros(3), 3, batch_ndim, "z0")
-        choose_linearization("dense", chain.step, chain.layout, 3, None, None)
-
-    weight = normal(0, 2, 2)
-    with pytest.warns(UserWarning, match="8 x 8.*4 rows.*expected batch_ndim=1.*4 blocks of 2 x 2"):
-        choose(lambda z: jnp.tanh(z @ weight))
-    choose(lambda z: jnp.tanh(z @ weight), batch_ndim=1)
-    choose(lambda z: jnp.tanh(z @ weight) + z.sum(0, keepdims=True))
-
-
 def test_a_scalar_of_the_input_beside_what_is_computed_ahead():
     """It gets the input that the user's step gets, without the counter of the carry."""
 

@@ -1,6 +1,5 @@
 """`deeppcr.plan`: the choice and why, what was found, what is predicted; it can be passed on."""
 
-import json
 import math
 from functools import cache
 
@@ -53,7 +52,7 @@ def test_structures():
     assert found["structure"].startswith("elementwise")
     assert found["linearize"] == "diagonal (exact: Newton's method)"
     assert (found["blocks"], found["window"]) == ("3,200 bytes", "all steps at once")
-    assert dense()["structure"].startswith("dense: dot_general")
+    assert dense()["structure"].startswith("dense: all 8 entries are one group, by dot_general")
     assert "test_plan.py" in dense()["structure"]
     assert dense()["linearize"] == "dense (exact: Newton's method)"
     (pairs,) = deeppcr.plan(PAIRS, (SHAPE, SHAPE)).chains
@@ -176,7 +175,7 @@ def test_the_initial_state_may_be_traced():
         return z
 
     jax.make_jaxpr(f)(z0, chain.inputs)
-    assert seen[0].to_json() == deeppcr.plan(chain, z0, device="H200").to_json()
+    assert str(seen[0]) == str(deeppcr.plan(chain, z0, device="H200"))
 
 
 @pytest.mark.parametrize(("dtype", "length"), [("bfloat16", 64), ("float32", 1)])
@@ -236,20 +235,17 @@ def test_the_costs_are_those_of_the_programs(direction):
     assert first.cost.depth == pytest.approx(loop.depth, rel=0.1)
 
 
-def test_what_is_printed_and_what_is_in_json():
+def test_what_is_printed():
     for found in (plan_like(), deeppcr.plan(*CHAINS["gru"], device="TPU v5e")):
         text = str(found)
         assert not any(line != line.rstrip() for line in text.splitlines())
         assert text.count("chosen") == 3  # above the table, and a row of each kind
-        known = json.loads(found.to_json(), parse_constant=lambda name: pytest.fail(name))
-        (chain,) = known["chains"]
         for kind in ("forward", "gradient"):
             candidates = getattr(found.main, kind)
             names = [each.name for each in candidates]
-            assert [each["name"] for each in chain[kind]] == names
             assert len(set(names)) == len(names)
             assert all(f"  {name}  " in text for name in names)
-            assert all(math.isfinite(each["predicted_seconds"]) for each in chain[kind])
+            assert all(math.isfinite(each.seconds) for each in candidates)
 
 
 # -- how many iterations --------------------------------------------------------------------------

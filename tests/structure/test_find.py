@@ -41,14 +41,11 @@ def swapped(z):
 
 def test_it_says_what_joins_entries_and_where():
     assert str(structure_of(jnp.sin, Z)) == "elementwise: no entry of the state reaches another"
-    assert (
-        str(structure_of(dense, Z)) == f"dense: dot_general ({line_of(dense)}) joins all 6 entries"
-    )
-    found = (
-        f"block-diagonal: 3 groups of 2 entries: reduce_sum ({line_of(in_pairs)}) joins 2 entries"
-    )
+    found = f"dense: all 6 entries are one group, by dot_general ({line_of(dense)})"
+    assert str(structure_of(dense, Z)) == found
+    found = f"block-diagonal: 3 groups of 2 entries, by reduce_sum ({line_of(in_pairs)})"
     assert str(structure_of(in_pairs, Z)) == found
-    assert structure_of(swapped, Z).mixed_by == "moving to other places joins 2 entries"
+    assert structure_of(swapped, Z).mixed_by == "moving to other places"
     assert str(structure_of(jax.jit(dense), Z)) == str(structure_of(dense, Z))
 
 
