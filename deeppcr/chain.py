@@ -5,6 +5,7 @@ its steps at once. All code below the api works on it.
 """
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -337,57 +338,74 @@ def trace_carry(
 
 
 def _obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
-    if step.effects:
-        return Obstacle(
-            f"the step has side effects ({', '.join(step.effects)}), "
-            "and steps side by side have no order",
-            "a step without any",
-        )
-    arrays = [*arrays, *(atom.aval for equation in step.jaxpr.eqns for atom in equation.outvars)]
-    if any(export.is_symbolic_dim(n) for array in arrays for n in getattr(array, "shape", ())):
-        return Obstacle(
-            "it has symbolic dimensions (jax.export.symbolic_shape)",
-            "numbers, which Jacobian blocks need",
-        )
-    varied = [varying_axes(z) for z in carry.state]
-    if len(set(varied)) > 1:
-        found = zip(carry.state_names, varied, strict=True)
-        each = ", ".join(f"{name} over {sorted(axes) or 'none'}" for name, axes in found)
-        return Obstacle(
-            f"the leaves of its state vary over different axes of jax.shard_map ({each})",
-            "leaves that vary over the same, by jax.lax.pcast",
-        )
-    if coupled := couples_devices(step.evaluated, frozenset[str]().union(*varied)):
-        return Obstacle(
-            f"it communicates over axes of jax.shard_map over which its state varies ({coupled}), "
-            "so that the chains of all devices are one",
-            "a state that is the same on all devices, with check_vma=True",
-        )
-    if name := without_vmap(step.evaluated):
-        return Obstacle(
-            f"jax.vmap refuses it, since it contains a {name} with vmap_method=None",
-            'another one, as vmap_method="sequential"',
-        )
-    if names := named_shardings(step.evaluated):
-        return Obstacle(
-            f"it names shardings over a mesh ({names}), and all steps at once have another axis",
-            "none, or jax.lax.with_sharding_constraint over axes of the type Auto",
-        )
-    if names := without_steps(step.evaluated):
-        return Obstacle(
-            f"jax.vmap of all steps does not map what it communicates ({names})",
-            "psum, pmean, all_gather or ppermute",
-        )
-    if keys := drawn_alone(step.evaluated):
-        return Obstacle(
-            f"it draws random bits with keys of dtype {keys}, and all steps at once draw others",
-            'keys of jax.random.key(seed, impl="threefry2x32"), or numbers drawn before',
-        )
-    if carry.coupled:
-        return Obstacle(
-            f"{', '.join(carry.coupled)} depends on the floating part of the carry, "
-            "and has no derivative with respect to it",
-            "integers, flags and keys that depend on inputs and on each other alone",
-            TypeError,
-        )
+    """The first in the table that is found."""
+    for find, reason, *expected in OBSTACLES:
+        if found := find(step, carry, arrays):
+            return Obstacle(reason.format(found), *expected)
     return None
+
+
+def _symbolic(step: Step, carry: Carry, arrays: Leaves) -> bool:
+    of_step = (atom.aval for equation in step.jaxpr.eqns for atom in equation.outvars)
+    shapes = (getattr(array, "shape", ()) for array in (*arrays, *of_step))
+    return any(map(export.is_symbolic_dim, itertools.chain.from_iterable(shapes)))
+
+
+def _uneven(step: Step, carry: Carry, arrays: Leaves) -> str:
+    varied = [varying_axes(z) for z in carry.state]
+    if len(set(varied)) <= 1:
+        return ""
+    pairs = zip(carry.state_names, varied, strict=True)
+    return ", ".join(f"{name} over {sorted(axes) or 'none'}" for name, axes in pairs)
+
+
+# A function that finds it in a step, the reason with what is found, what is expected instead.
+OBSTACLES: tuple[tuple[Any, ...], ...] = (
+    (
+        lambda step, *_: ", ".join(step.effects),
+        "the step has side effects ({}), and steps side by side have no order",
+        "a step without any",
+    ),
+    (
+        _symbolic,
+        "it has symbolic dimensions (jax.export.symbolic_shape)",
+        "numbers, which Jacobian blocks need",
+    ),
+    (
+        _uneven,
+        "the leaves of its state vary over different axes of jax.shard_map ({})",
+        "leaves that vary over the same, by jax.lax.pcast",
+    ),
+    (
+        lambda step, carry, _: couples_devices(step.evaluated, varying_axes(carry.state)),
+        "it communicates over axes of jax.shard_map over which its state varies ({}), so that the "
+        "chains of all devices are one",
+        "a state that is the same on all devices, with check_vma=True",
+    ),
+    (
+        lambda step, *_: without_vmap(step.evaluated),
+        "jax.vmap refuses it, since it contains a {} with vmap_method=None",
+        'another one, as vmap_method="sequential"',
+    ),
+    (
+        lambda step, *_: named_shardings(step.evaluated),
+        "it names shardings over a mesh ({}), and all steps at once have another axis",
+        "none, or jax.lax.with_sharding_constraint over axes of the type Auto",
+    ),
+    (
+        lambda step, *_: without_steps(step.evaluated),
+        "jax.vmap of all steps does not map what it communicates ({})",
+        "psum, pmean, all_gather or ppermute",
+    ),
+    (
+        lambda step, *_: drawn_alone(step.evaluated),
+        "it draws random bits with keys of dtype {}, and all steps at once draw others",
+        'keys of jax.random.key(seed, impl="threefry2x32"), or numbers drawn before',
+    ),
+    (
+        lambda _, carry, __: ", ".join(carry.coupled),
+        "{} depends on the floating part of the carry, and has no derivative with respect to it",
+        "integers, flags and keys that depend on inputs and on each other alone",
+        TypeError,
+    ),
+)

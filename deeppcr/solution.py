@@ -13,8 +13,6 @@ from jax import Array, lax
 from deeppcr.ran import Ran
 from depth.report import table
 
-NEAR = 1e-2  # a residual from which a tolerance may be what is missing
-
 
 class Result(enum.IntEnum):
     """How a solve ended: the values of ``Solution.result``.
@@ -252,61 +250,26 @@ def _lines(solution: Solution) -> list[str]:
         rows["trajectory"] = f"{length} states"
     if result == Result.NOT_FINITE and stats.finite is not None:
         rows["finite"] = f"{int(stats.finite)} of {length} states"
-    if stats.growth_rate is not None:
-        rows["growth rate"] = _growth(float(stats.growth_rate), result)
-    if advice := _advice(stats, ran, result):
-        rows["advice"] = advice
-    lines = [str(ran), table((), list(rows.items()), "<<")]
-    if stats.residuals is not None:
-        history = stats.residuals[: int(stats.iterations) + 1].tolist()
-        residuals = [(f"{k}", f"{residual:.1e}") for k, residual in enumerate(history)]
-        lines += ["", table(("iteration", "residual"), residuals, ">>")]
-    return lines
-
-
-def _growth(rate: float, result: Result) -> str:
-    """The growth rate, or why there is none."""
+    rate = float("nan") if stats.growth_rate is None else float(stats.growth_rate)
     if np.isfinite(rate):
-        return f"{rate:+.3g} a step"
-    reason = {
-        Result.NOT_CONVERGED: "the states have not converged",
-        Result.NOT_FINITE: "the states are not finite",
-    }.get(result, "the derivatives of the step are not finite")
-    return f"none: {reason}"
+        rows["growth rate"] = f"{rate:+.3g} a step"
+    elif stats.growth_rate is not None:
+        rows["growth rate"] = f"none: the result is {rows['result']}"
+        if bool(is_right(solution.result)):
+            rows["growth rate"] = "none: the derivatives of the step are not finite"
+    if advice := _advice(stats, ran, result, rate):
+        rows["advice"] = advice
+    return [str(ran), table((), list(rows.items()), "<<")]
 
 
-def _advice(stats: Stats, ran: Ran, result: Result) -> str:
+def _advice(stats: Stats, ran: Ran, result: Result, rate: float) -> str:
     """What to do next, and why; "" if nothing is known to help."""
     if result == Result.NOT_FINITE and stats.finite is not None:
         step = int(stats.finite) + 1
         return f"step {step} is the first whose state is not finite: look at its input"
-    if not bool(ran.is_newton) or result == Result.CONVERGED:
+    if not bool(ran.is_newton) or result in (Result.CONVERGED, Result.PLATEAU):
         return ""
-    if result == Result.PLATEAU:
-        return (
-            f"residuals fall no further than {float(stats.residual):.1e}, the rounding of the "
-            'step\'s products at the precision asked for; "highest" has none'
-        )
-    ways = "method='sequential'" if ran.is_damped else "TrustRegion() or method='sequential'"
-    rate = float("nan") if stats.growth_rate is None else float(stats.growth_rate)
-    if np.isfinite(rate) and rate > 0:
-        return f"differences grow by {rate:+.3g} a step: {ways}"
-    if near := _near(stats, result):
-        return (
-            f"the residual ended at {near:.1e}: if that is accurate enough, try rtol={2 * near:.0e}"
-        )
     if stats.growth_rate is None:
         return "Newton(record=True) shows residuals, and whether differences grow"
-    return ""
-
-
-def _near(stats: Stats, result: Result) -> float:
-    """The residual at which Newton's method ended, if a tolerance might accept it; else 0.
-
-    A fallback leaves none: only what was recorded tells.
-    """
-    last = float(stats.residual)
-    if result == Result.FINISHED_SEQUENTIALLY:
-        history = None if stats.residuals is None else stats.residuals[: int(stats.iterations) + 1]
-        last = 0.0 if history is None else float(history[-1])
-    return last if 0 < last <= NEAR else 0.0
+    ways = "method='sequential'" if ran.is_damped else "TrustRegion() or method='sequential'"
+    return f"differences grow by {rate:+.3g} a step: {ways}" if rate > 0 else ""

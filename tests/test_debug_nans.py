@@ -35,7 +35,7 @@ def test_a_healthy_chain(name):
         iterations = int(solution.stats.iterations)
         assert np.isfinite(solution.stats.residuals[: iterations + 1]).all()
         assert np.isinf(solution.stats.residuals[iterations + 1 :]).all()
-        assert f"{iterations}  " in str(solution)
+        assert f"iterations   {iterations}\n" in str(solution)
 
 
 @pytest.mark.parametrize(

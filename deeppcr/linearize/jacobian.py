@@ -35,13 +35,13 @@ def diagonals(chain: TracedChain, states: Array, directions: np.ndarray) -> Arra
     # Whether every entry is 1 in one direction and 0 in all others.
     is_partition = (directions == np.eye(len(directions))[:, only]).all()
 
-    def pick(derivatives: Array, chunk: Array) -> Array:
-        if is_partition and len(chunk) == len(directions):
-            return derivatives[..., entries, only][..., None]
-        signs = chunk.T.reshape((*(1,) * (derivatives.ndim - 2), *chunk.T.shape))
-        return (derivatives * signs).sum(axis=-1, keepdims=True)
+    def pick(derivatives: Array) -> Array:
+        if is_partition:
+            return derivatives[..., entries, only]
+        signs = jnp.asarray(directions.T, derivatives.dtype)
+        return (derivatives * jnp.broadcast_to(signs, derivatives.shape)).sum(axis=-1)
 
-    return _picked(chain, states, pick, directions).sum(axis=-1)
+    return _picked(chain, states, pick, directions)
 
 
 def block_diagonals(
@@ -61,10 +61,9 @@ def block_diagonals(
     for group in groups:
         neighbours[group[group >= 0]] = group
 
-    def pick(derivatives: Array, _: Array, neighbours: Array) -> Array:
-        return derivatives[..., neighbours.T, jnp.arange(len(neighbours))]
-
-    derivatives = _picked(chain, states, pick, np.eye(width), neighbours)
+    derivatives = _picked(
+        chain, states, lambda found: found[..., neighbours.T, np.arange(width)], np.eye(width)
+    )
     # [.., m, k of the input, k of the output]
     derivatives = jnp.swapaxes(derivatives, -1, -2)[..., groups, :]
     return derivatives if by_rows else jnp.swapaxes(derivatives, -1, -2)
@@ -79,72 +78,40 @@ def seeds(groups: np.ndarray, width: int) -> np.ndarray:
 
 
 def _picked(
-    chain: TracedChain,
-    states: Array,
-    pick: Callable[..., Array],
-    directions: np.ndarray,
-    *more: np.ndarray,
+    chain: TracedChain, states: Array, pick: Callable[[Array], Array], directions: np.ndarray
 ) -> Array:
-    """``pick`` of the derivatives in all directions, some steps and directions at a time.
-
-    Its results are joined on the last axis.
-    """
+    """``pick`` of the derivatives in all directions, some steps at a time."""
     length, size = len(states), _steps_at_once(states, len(directions))
+
+    def some(chain: TracedChain, states: Array) -> Array:
+        # Without the barrier XLA fuses `pick` with the step, which it recomputes for every entry.
+        return pick(lax.optimization_barrier(_derivatives(chain, states, directions)))
+
     if size >= length:
-        return _picked_at_once(chain, states, pick, directions, *more)
+        return some(chain, states)
     # The last chunk begins where it is as long as the others.
     starts = np.minimum(np.arange(0, length, size), length - size).astype(np.int32)
-
-    def some(start: Array) -> Array:
-        here = lax.dynamic_slice_in_dim(states, start, size)
-        return _picked_at_once(chain.window(start, size), here, pick, directions, *more)
-
-    kept = lax.map(some, starts)
+    kept = lax.map(
+        lambda start: some(
+            chain.window(start, size), lax.dynamic_slice_in_dim(states, start, size)
+        ),
+        starts,
+    )
     joined = kept.reshape((-1, *kept.shape[2:]))
     new = length - size * (len(starts) - 1)  # steps of the last chunk that are in no other
     return joined if new == size else jnp.concatenate([joined[: length - new], joined[-new:]])
 
 
 def _steps_at_once(states: Array, directions: int) -> int:
-    """The number of steps whose derivatives in all directions stay in the cache; else all.
+    """The number of steps whose derivatives in all directions are held at once.
 
-    At least w, so that products with weights that all steps share, which are computed once for each
-    chunk, take no more time than the rest.
+    On a CPU at least w, so that products with weights that all steps share, which are computed once
+    for each chunk, take no more time than the rest.
     """
-    if platform() != "cpu" or directions <= FEW:
-        return len(states)
-    each = directions * states[0].size * states.dtype.itemsize
-    return max(states.shape[-1], CACHED // max(1, each))
-
-
-def _picked_at_once(
-    chain: TracedChain,
-    states: Array,
-    pick: Callable[..., Array],
-    directions: np.ndarray,
-    *more: np.ndarray,
-) -> Array:
-    """`_picked` of all steps, a chunk of directions at a time."""
-    count = len(directions)
-    at_once = min(count, max(1, AT_ONCE // max(1, states.size * states.dtype.itemsize)))
-    chunks = -(-count // at_once)
-    operands = [np.asarray(directions, states.dtype), *more]
-    padded = [
-        np.concatenate([x, np.zeros((chunks * at_once - count, *x.shape[1:]), x.dtype)])
-        for x in operands
-    ]
-    stacked = [jnp.asarray(x.reshape((chunks, at_once, *x.shape[1:]))) for x in padded]
-
-    def one(chunk: list[Array]) -> Array:
-        # Without the barrier XLA fuses `pick` with the step, which it recomputes for every entry.
-        derivatives = lax.optimization_barrier(_derivatives(chain, states, chunk[0]))
-        return pick(derivatives, *chunk)
-
-    if chunks == 1:
-        return one([x[0] for x in stacked])
-    kept = jnp.moveaxis(lax.map(one, stacked), 0, -2)
-    joined = kept.reshape((*kept.shape[:-2], -1))
-    return joined[..., :count] if joined.shape[-1] > count else joined
+    each = max(1, directions * states[0].size * states.dtype.itemsize)
+    if platform() != "cpu":
+        return max(1, AT_ONCE // each)
+    return len(states) if directions <= FEW else max(states.shape[-1], CACHED // each)
 
 
 def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Array) -> Array:
