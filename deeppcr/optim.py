@@ -79,10 +79,9 @@ class Packing:
         """The pytree of what `pack` returned."""
         arrays, leaves = self.pack(packed, "packed").arrays, dict[int, Any]()
         # One split: the transpose of a slice per leaf would be a full-size pad per leaf.
-        sizes = [[int(np.prod(self.shapes[i])) for i in each] for each in self.groups.values()]
-        parts = split([arrays[group] for group in self.groups], sizes)
-        for indices, found in zip(self.groups.values(), parts, strict=True):
-            leaves |= zip(indices, found, strict=True)
+        for group, indices in self.groups.items():
+            parts = split(arrays[group], [int(np.prod(self.shapes[i])) for i in indices])
+            leaves |= zip(indices, parts, strict=True)
         flat = [leaves[i].reshape(shape) for i, shape in enumerate(self.shapes)]
         return self.treedef.unflatten(flat)
 

@@ -103,7 +103,7 @@ def _apply(layers: list[Any], x: Any) -> Any:
 def _stack(columns: Sequence[Sequence[Any]]) -> list[Any]:
     """Columns of arrays of one type, stacked on a new axis 0; eagerly if none is traced."""
     if any(isinstance(x, jax.core.Tracer) for column in columns for x in column):
-        return stack(columns)
+        return list(map(stack, columns))
     with jax.ensure_compile_time_eval():
         return [_compiled_stack(*column) for column in columns]
 
