@@ -15,10 +15,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from depth.jaxprs import bind, called, entered, interpret, run
 from depth.primitives import primitive
+
+# The primitives that move the entries of one operand, or cast them.
+MOVES = frozenset(
+    ("broadcast_in_dim", "convert_element_type", "copy", "reshape")
+    + ("rev", "slice", "squeeze", "transpose")
+)
 
 
 def columns(linear: Callable[[Array], Array], like: Array) -> Array:
@@ -29,41 +36,47 @@ def columns(linear: Callable[[Array], Array], like: Array) -> Array:
         like: an array of that shape and dtype. A unit vector is the same in all examples.
     """
     closed = jax.make_jaxpr(linear)(like)
-    units = Units(like.shape, like.dtype, like.ndim - 1, 0, like.shape[-1])
+    width = like.shape[-1]
+    units = Units(np.broadcast_to(np.arange(width), like.shape), width, like.dtype)
     program, known = entered(closed, [units])
     (result,) = interpret(program, known, program.outvars, _results)
-    return jnp.broadcast_to(
-        _array(result, like.shape[-1]), (like.shape[-1], *closed.out_avals[0].shape)
-    )
+    return jnp.broadcast_to(_array(result, width), (width, *closed.out_avals[0].shape))
 
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """Arrays of ``shape``, one for each k < count.
+    """Unit vectors: each entry is 1 in the one of this number, and 0 in all others.
 
-    1 where the index along ``axis`` is ``k - start``, 0 elsewhere.
+    Attributes:
+        numbers: an integer for each entry.
+        count: of the unit vectors.
+        dtype: theirs.
     """
 
-    shape: tuple[int, ...]
-    dtype: Any
-    axis: int
-    start: int
+    numbers: np.ndarray
     count: int
+    dtype: Any
 
     def array(self) -> Array:
         """``[count, *shape]``."""
-        size = self.shape[self.axis]
-        rows = jnp.eye(self.count, size, -self.start, dtype=self.dtype)
-        wide = (self.count, *(size if axis == self.axis else 1 for axis in range(len(self.shape))))
-        return jnp.broadcast_to(rows.reshape(wide), (self.count, *self.shape))
+        rank = self.numbers.ndim
+        found = [(axis, self.start(axis)) for axis in reversed(range(rank))]
+        axis, start = next((each for each in found if each[1] is not None), (0, None))
+        if start is None:
+            shape = (self.count, *(1,) * rank)
+            return (jnp.arange(self.count).reshape(shape) == self.numbers[None]).astype(self.dtype)
+        size = self.numbers.shape[axis]
+        rows = jnp.eye(self.count, size, -start, dtype=self.dtype)
+        shape = (self.count, *(size if each == axis else 1 for each in range(rank)))
+        return jnp.broadcast_to(rows.reshape(shape), (self.count, *self.numbers.shape))
 
-    def rows_of(self, matrix: Array) -> Array:
-        """For each k the row ``k - start`` of ``matrix: [size of the axis, ...]``.
-
-        Zeros where there is none.
-        """
-        beyond = self.count - self.start - len(matrix)
-        return jnp.pad(matrix, [(self.start, beyond), *[(0, 0)] * (matrix.ndim - 1)])
+    def start(self, axis: int) -> int | None:
+        """The first number along an axis along which alone they count; None if they do not."""
+        if not self.numbers.size:
+            return None
+        start, others = int(self.numbers.flat[0]), set(range(self.numbers.ndim)) - {axis}
+        along = np.expand_dims(np.arange(start, start + self.numbers.shape[axis]), [*others])
+        return start if (self.numbers == along).all() else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +94,12 @@ def _results(equation: Any, values: list[Any]) -> list[Any]:
         inner = called(equation)
         if inner is not None and _may_enter(equation):
             return run(inner, values, _results)
-        rule = RULES.get(equation.primitive.name)
-        found = rule(equation, values) if rule else None
-        if found is not None:
-            return [found]
+        if equation.primitive.name == "dot_general":
+            if (rows := _rows(equation, values)) is not None:
+                return [rows]
+        elif equation.primitive.name in MOVES:
+            numbers = _moved(equation, values[0].numbers)
+            return [Units(numbers, values[0].count, equation.outvars[0].aval.dtype)]
     count = next(
         value.count if isinstance(value, Units) else len(value.array)
         for value in values
@@ -96,6 +111,13 @@ def _results(equation: Any, values: list[Any]) -> list[Any]:
         Images(result)
         for result in jax.vmap(lambda *operands: bind(equation, operands), in_axes=axes)(*arrays)
     ]
+
+
+def _moved(equation: Any, numbers: np.ndarray) -> np.ndarray:
+    rule = primitive(equation).numpy
+    if rule is None or equation.primitive.name == "convert_element_type":
+        return numbers
+    return rule(equation, [numbers])[0]
 
 
 def _may_enter(equation: Any) -> bool:
@@ -119,70 +141,29 @@ def _array(value: Any, count: int) -> Array:
     )
 
 
-# -- what keeps unit vectors, or reads off their products
-
-
-def _product(equation: Any, values: list[Any]) -> Images | None:
+def _rows(equation: Any, values: list[Any]) -> Images | None:
     """The rows of the other operand along the contracted axis of the unit vectors."""
     contracted, batch = equation.params["dimension_numbers"]
     mine = 0 if isinstance(values[0], Units) else 1
     units, other = values[mine], values[1 - mine]
-    if not _is_plain(other) or list(contracted[mine]) != [units.axis]:
+    if not _is_plain(other) or len(contracted[mine]) != 1:
         return None
-    out, (meets,) = equation.outvars[0].aval, contracted[1 - mine]
+    out, (meets,), start = (
+        equation.outvars[0].aval,
+        contracted[1 - mine],
+        units.start(*contracted[mine]),
+    )
+    if start is None:
+        return None
     along = [*batch[1 - mine]]
     free = [axis for axis in range(other.ndim) if axis not in (meets, *along)]
-    rows = units.rows_of(jnp.transpose(other, (meets, *along, *free)))
+    matrix = jnp.transpose(other, (meets, *along, *free))
+    beyond = units.count - start - len(matrix)
+    rows = jnp.pad(matrix, [(start, beyond), *[(0, 0)] * (matrix.ndim - 1)])
     # Axes along which all unit vectors are the same.
-    examples = [1] * (len(units.shape) - 1 - len(along))
+    examples = [1] * (units.numbers.ndim - 1 - len(along))
     at = 1 + len(along) if mine == 0 else rows.ndim
     shape = (*rows.shape[:at], *examples, *rows.shape[at:])
     return Images(
         jnp.broadcast_to(rows.reshape(shape), (units.count, *out.shape)).astype(out.dtype)
     )
-
-
-def _slice(equation: Any, values: list[Any]) -> Units | None:
-    (units,), out, params = values, equation.outvars[0].aval, equation.params
-    if any(stride != 1 for stride in params["strides"] or ()):
-        return None
-    return dataclasses.replace(
-        units, shape=out.shape, start=units.start + params["start_indices"][units.axis]
-    )
-
-
-def _reshape(equation: Any, values: list[Any]) -> Units | None:
-    """A reshape that only adds or removes axes of size 1."""
-    (units, *_), out = values, equation.outvars[0].aval
-    before = [axis for axis, size in enumerate(units.shape) if size != 1]
-    after = [axis for axis, size in enumerate(out.shape) if size != 1]
-    is_same = [units.shape[axis] for axis in before] == [out.shape[axis] for axis in after]
-    if not is_same or units.axis not in before:
-        return None
-    return dataclasses.replace(units, shape=out.shape, axis=after[before.index(units.axis)])
-
-
-def _broadcast(equation: Any, values: list[Any]) -> Units | None:
-    (units, *_), out = values, equation.outvars[0].aval
-    axis = equation.params["broadcast_dimensions"][units.axis]
-    return (
-        dataclasses.replace(units, shape=out.shape, axis=axis)
-        if out.shape[axis] == units.shape[units.axis]
-        else None
-    )
-
-
-def _convert(equation: Any, values: list[Any]) -> Units:
-    return dataclasses.replace(values[0], dtype=equation.outvars[0].aval.dtype)
-
-
-RULES: dict[str, Callable[[Any, list[Any]], Units | Images | None]] = {
-    "dot_general": _product,
-    "slice": _slice,
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
-    "broadcast_in_dim": _broadcast,
-    "convert_element_type": _convert,
-    "copy": _convert,
-}
