@@ -23,8 +23,10 @@ from depth.primitives import primitive
 
 # The primitives that move the entries of one operand, or cast them.
 MOVES = frozenset(
-    ("broadcast_in_dim", "convert_element_type", "copy", "reshape")
-    + ("rev", "slice", "squeeze", "transpose")
+    {
+        *("broadcast_in_dim", "convert_element_type", "copy", "reshape"),
+        *("rev", "slice", "squeeze", "transpose"),
+    }
 )
 
 

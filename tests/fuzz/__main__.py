@@ -2,7 +2,7 @@
 
 Or ``make fuzz SECONDS=600``. Of every sort of failure the smallest program is printed, as Python
 that runs by itself. To look at one seed again:
-``python -m tests.fuzz --only scan --first 1234 --count 1``.
+``python -m tests.fuzz --first 1234 --count 1``.
 To search another checkout, run it there, with this one's root as ``PYTHONPATH``.
 """
 
@@ -18,6 +18,7 @@ import jax
 
 import tests.conftest  # noqa: F401  # the same strict numerics
 from tests.fuzz import net
+from tests.fuzz.drawing import draw
 
 LONGEST = 120.0  # seconds for making one program smaller
 
@@ -37,41 +38,31 @@ def main() -> int:
         help="the seed to begin with",
     )
     parser.add_argument("--count", type=int, default=None, help="how many seeds at most")
-    parser.add_argument("--only", choices=net.SORTS, default=None, help="which programs")
     options = parser.parse_args()
     warnings.simplefilter("error")
     began = time.monotonic()
     until = began + options.seconds
-    sorts = [options.only] if options.only else [*net.SORTS]
     counts: Counter[str] = Counter()
     shown: list[tuple[str, Any]] = []
     print(f"programs from seed {options.first} on", flush=True)
     for seed in itertools.islice(itertools.count(options.first), options.count):
-        for sort in sorts:
-            if time.monotonic() > until:
-                break
-            draw, smaller = net.SORTS[sort]
-            program = draw(seed)
-            try:
-                failure = net.find_failure(program)
-            except net.Meaningless:
-                counts["have no answer"] += 1
-                continue
-            counts["right" if failure is None else "failures"] += 1
-            if failure is not None:
-                program, failure = net.shrink(
-                    program, failure, smaller, net.find_failure, time.monotonic() + LONGEST
-                )
-                again = f"python -m tests.fuzz --only {sort} --first {seed} --count 1"
-                alike = failure.kind, program.sort
-                if alike in shown:
-                    print(f"# {failure.kind}, as above: {again}", flush=True)
-                else:
-                    shown.append(alike)
-                    print(
-                        f"\n{net.report(program, failure)}\n# to search for it again: {again}\n",
-                        flush=True,
-                    )
+        program = draw(seed)
+        try:
+            failure = net.find_failure(program)
+        except net.Meaningless:
+            counts["have no answer"] += 1
+            continue
+        counts["right" if failure is None else "failures"] += 1
+        if failure is not None:
+            longest = time.monotonic() + LONGEST
+            program, failure = net.shrink(program, failure, net.find_failure, longest)
+            once_more = f"python -m tests.fuzz --first {seed} --count 1"
+            if (same := (failure.kind, program.sort)) in shown:
+                print(f"# {failure.kind}, as above: {once_more}", flush=True)
+            else:
+                shown.append(same)
+                found = net.report(program, failure)
+                print(f"\n{found}\n# to search for it again: {once_more}\n", flush=True)
         if time.monotonic() > until:
             break
         if seed % 20 == 0:

@@ -122,21 +122,6 @@ def noisy(sample: Any, eps: float) -> Callable[..., Any]:
     return scan
 
 
-def noisy_loop(sample: Any, eps: float) -> Callable[..., Any]:
-    """The loop over layers, with rounding errors in what each returns."""
-
-    def run(layers: Any, x: Any) -> Any:
-        for number, layer in enumerate(layers):
-            x = layer[0](layer[1], x) if isinstance(layer, tuple) else layer(x)
-            signs = np.random.default_rng([number, *x.shape]).choice(
-                [-1.0, 1.0], (SAMPLES, *x.shape)
-            )
-            x = x * (1 + jnp.asarray(signs)[sample] * eps).astype(x.dtype)
-        return x
-
-    return run
-
-
 def disturbed_arguments(arguments: Any, sample: Any, eps: float) -> Any:
     """Weights, inputs and initial states with rounding errors."""
 

@@ -15,17 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from tests.fuzz import agree, drawing, forwards, scans
-from tests.fuzz.forwards import Forward
-from tests.fuzz.scans import Scan
-
-Program = Scan | Forward
-
-SORTS: dict[str, tuple[Any, Any]] = {
-    "scan": (drawing.draw, scans.smaller),
-    "forward": (forwards.draw, forwards.smaller),
-}
-"""Programs by what they call: how they are drawn, and made smaller."""
+from tests.fuzz import agree
+from tests.fuzz.scans import Scan, smaller
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +31,7 @@ class Meaningless(Exception):
     """A program that the oracle itself cannot run."""
 
 
-def find_failure(
-    program: Program, spoil: Callable[[Any], Any] = lambda ours: ours
-) -> Failure | None:
+def find_failure(program: Scan, spoil: Callable[[Any], Any] = lambda ours: ours) -> Failure | None:
     """What is wrong with deeppcr's answer, or with a spoiled one; None if nothing is."""
     source = program.text
     names = built(source)
@@ -85,7 +74,7 @@ def built(source: str) -> dict[str, Any]:
     return module.__dict__
 
 
-def outcome(program: Program, names: dict[str, Any], scan: Any) -> tuple[Any, list[float]]:
+def outcome(program: Scan, names: dict[str, Any], scan: Any) -> tuple[Any, list[float]]:
     """What the program returns, and what its effects have left, in order."""
     names["seen"].clear()
     printed = io.StringIO()
@@ -122,13 +111,13 @@ def unrolled(step: Any, init: Any, xs: Any, length: int, reverse: bool = False) 
     return state, jax.tree.map(lambda *y: jnp.stack(y), *(ys[::-1] if reverse else ys))
 
 
-def disturbed(program: Program, source: str, names: dict[str, Any]) -> list[Any]:
+def disturbed(program: Scan, source: str, names: dict[str, Any]) -> list[Any]:
     """The results of the sequential program with rounding errors, and in float64."""
     eps = float(jnp.finfo(program.dtype).eps)
 
     def run(sample: Any) -> Any:
         return names["observe"](
-            program.noisy(sample, eps), *agree.disturbed_arguments(names["arguments"], sample, eps)
+            agree.noisy(sample, eps), *agree.disturbed_arguments(names["arguments"], sample, eps)
         )
 
     if program.is_checked:
@@ -149,13 +138,10 @@ def _without_error(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shrink(
-    program: Program, failure: Failure, smaller: Any, fails: Any, until: float, tries: int = 10**6
-) -> tuple[Program, Failure]:
+    program: Scan, failure: Failure, fails: Any, until: float, tries: int = 10**6
+) -> tuple[Scan, Failure]:
     """The smallest program that fails alike, if there is time ``until`` (`time.monotonic`)."""
-    index, since = (
-        0,
-        0,
-    )  # the next candidate, and how many have been tried since the last that failed
+    index = since = 0  # the next candidate, and how many were tried since the last that failed
     tried = {program}
     while True:
         candidates = list(smaller(program))
@@ -172,7 +158,7 @@ def shrink(
                 program, failure, since, index = candidate, found, 0, index - 1
 
 
-def report(program: Program, failure: Failure) -> str:
+def report(program: Scan, failure: Failure) -> str:
     """The program and what is wrong, in words."""
     words = "".join(f"# {line}\n" for line in failure.words.split("\n"))
     return f"# {failure.kind}\n{words}\n{program.text}"

@@ -10,7 +10,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from tests.fuzz import agree
 from tests.fuzz.operations import OPERATIONS, Operation
 
 # {z} is the leaf, {v} what it is fed, of its shape and size, {m} which entries grow, {s} its size.
@@ -188,9 +187,6 @@ class Scan:
             or (neither and "no derivative" in words)
             or (self.meets and "communicates" in words)
         )
-
-    def noisy(self, sample: Any, eps: float) -> Any:
-        return agree.noisy(sample, eps)
 
     def in_float64(self, source: str) -> str | None:
         """The same text in float64, if it is in another dtype."""

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 from tests.fuzz import net
+from tests.fuzz.drawing import draw
 from tests.fuzz.operations import OPERATIONS
 
 
@@ -43,16 +44,6 @@ def without_effects(_):
     return scan
 
 
-def first_layer_twice(_):
-    def forward(layers, x):
-        x = layers[0][0](layers[0][1], x) if isinstance(layers[0], tuple) else layers[0](x)
-        for layer in layers:
-            x = layer[0](layer[1], x) if isinstance(layer, tuple) else layer(x)
-        return x
-
-    return forward
-
-
 def is_short(program):
     """Compiled fast, and not the smallest yet."""
     return len(program.leaves) == 2 and len(program.used) == 1 and program.length <= 3
@@ -66,33 +57,24 @@ def is_seen(program):
     )
 
 
+def is_valued(program):
+    return is_short(program) and program.check == "value"
+
+
 PLANTED = {
-    "off by little": (
-        "scan",
-        off_by_little,
-        lambda program: is_short(program) and program.check == "value",
-        "is wrong",
-    ),
+    "off by little": (off_by_little, is_valued, "is wrong"),
     "no derivative": (
-        "scan",
         without_derivative,
         lambda program: is_short(program) and program.check == "gradient",
         "is wrong",
     ),
-    "no effects": ("scan", without_effects, is_seen, "has other effects"),
-    "first layer twice": (
-        "forward",
-        first_layer_twice,
-        lambda program: program.check == "value" and 2 <= len(program.layers) <= 3,
-        "is wrong",
-    ),
+    "no effects": (without_effects, is_seen, "has other effects"),
 }
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_is_found(name):
-    sort, planted, fits, kind = PLANTED[name]
-    draw, smaller = net.SORTS[sort]
+    planted, fits, kind = PLANTED[name]
     fails = partial(net.find_failure, spoil=planted)
     for program in itertools.islice(filter(fits, map(draw, itertools.count(100))), 5):
         failure = fails(program)
@@ -100,26 +82,19 @@ def test_what_is_planted_is_found(name):
             break
     else:
         pytest.fail("not found in 5 programs")
-    program, failure = net.shrink(program, failure, smaller, fails, time.monotonic() + 60, tries=16)
+    program, failure = net.shrink(program, failure, fails, time.monotonic() + 60, tries=16)
     assert failure.kind == kind
-    if sort == "scan":
-        assert (len(program.leaves), program.length, program.method) == (1, 1, '"auto"')
-        assert len(program.used) == (1 if "effects" in name else 0)
-    else:
-        assert len(program.layers) == 1
+    assert (len(program.leaves), program.length, program.method) == (1, 1, '"auto"')
+    assert len(program.used) == (1 if "effects" in name else 0)
     assert "deeppcr" in net.report(program, failure)
 
 
-@pytest.mark.parametrize("sort", net.SORTS)
-def test_the_sequential_program_itself_is_right(sort):
+def test_the_sequential_program_itself_is_right():
     """No false alarm, of programs that take every way through the net."""
-    draw, _ = net.SORTS[sort]
-    plain = {"scan": lax.scan, "forward": None}[sort]
     for program in map(draw, range(2)):
-        names = net.built(program.text)
-        assert net.find_failure(program, lambda _, names=names: plain or names["oracle"]) is None
+        assert net.find_failure(program, lambda _: lax.scan) is None
 
 
 def test_every_operation_is_drawn():
-    drawn = {node.operation for seed in range(2000) for node in net.SORTS["scan"][0](seed).used}
+    drawn = {node.operation for seed in range(2000) for node in draw(seed).used}
     assert drawn == set(OPERATIONS)
