@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from deeppcr.state import float32_or_better
 from depth.primitives import primitive
 
 # Instructions of an exponential function and the like: as compiled for an H200, where those of the
@@ -111,16 +112,8 @@ def convert(dtype: Any) -> Operation:
 @cache
 def multiplied(dtype: Any) -> Operation:
     """The product of two entries, in the precision of a sum of this dtype."""
-    wide = jnp.float32 if _is_half(dtype) else dtype
-
-    def multiply(a: Any, b: Any) -> Any:
-        return lax.mul(lax.convert_element_type(a, wide), lax.convert_element_type(b, wide))
-
-    return Operation(multiply)
-
-
-def _is_half(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    working = float32_or_better(dtype)
+    return Operation(lambda a, b: lax.mul(*(lax.convert_element_type(x, working) for x in (a, b))))
 
 
 @cache
@@ -129,15 +122,17 @@ def _in_float32(
 ) -> Operation:
     """The function, computed in float32 where its operands are shorter."""
 
-    def wider(*entries: Any) -> Any:
-        half = [_is_half(x.dtype) for x in entries]
-        if not any(half):
+    def evaluated(*entries: Any) -> Any:
+        if not any(map(_is_half, entries)):
             return function(*entries)
-        wide = [x.astype(np.float32) if one else x for x, one in zip(entries, half, strict=True)]
-        result = function(*wide)
+        result = function(*(x.astype(np.float32) if _is_half(x) else x for x in entries))
         return result.astype(dtype) if result.dtype != dtype else result
 
-    return Operation(wider, latency, instructions)
+    return Operation(evaluated, latency, instructions)
+
+
+def _is_half(entry: Any) -> bool:
+    return jnp.issubdtype(entry.dtype, jnp.floating) and jnp.finfo(entry.dtype).bits < 32
 
 
 def compute(operation: Operation, entries: Sequence[Any]) -> Any:

@@ -1,16 +1,34 @@
-"""Gradients of the arrays of a chain: plain sums, no transposes of products, no tiny products."""
+"""Gradients of the arrays of a chain: plain sums, no transposes of products, no tiny products.
+
+The gradient of a shared array is a sum over steps. If the state has a batch axis of size 1, this is
+a sum over the first axis of ``[L, 1, w]``. On a CPU, XLA computes such a sum of a product by scalar
+code; a sum over the first axis of ``[L, w]`` is vector code.
+
+The gradient of weights of its own that a step has is, for each step, a sum of outer products over
+the examples of a batch: one product for all steps, ``[L, b, n] x [L, b, m] -> [L, n, m]``. On a
+CPU, XLA calls a library for each of its L pieces, however small. Written term by term it is one
+kernel.
+"""
+
+# jax 0.10.2, 2 cores. Sums: 14 times faster for L = 16384, w = 32. Outer products, L = 1024: 12
+# times faster for b = 8 and n = m = 8, 6 for 32, 3 for 64; 2 for b = n = m = 32. With b = 2 the
+# product is as fast, and beyond MOST multiplications faster.
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import Array, lax
 
+from deeppcr.platforms import platform
 from deeppcr.rewrites.cut_first import evaluate
-from deeppcr.rewrites.outer_products import is_few_outer_products
-from deeppcr.rewrites.plain_sums import is_odd_sum, plain_sum
 from deeppcr.rewrites.swapped import is_transpose, swapped
-from deeppcr.rewrites.terms import term_by_term
+from deeppcr.rewrites.terms import is_real_product, term_by_term
+from depth.counts import contracted, matrices, size
 from depth.jaxprs import entered, rewritten
+
+LEAST, MOST_TERMS, MOST = 3, 32, 32768
+PIECES = 32  # of fewer products the sums are not faster
 
 
 def plain_gradients(pull: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,9 +48,9 @@ def _run(closed: Any, operands: Sequence[Any]) -> list[Any]:
 
     def replace(equation: Any, operands: list[Any]) -> list[Any] | None:
         """The results of what is rewritten, or of a call of a function that contains it."""
-        if is_odd_sum(equation):
-            return [plain_sum(equation, *operands)]
-        if is_few_outer_products(equation):
+        if _is_odd_sum(equation):
+            return [_plain_sum(equation, *operands)]
+        if _is_few_outer_products(equation):
             return [term_by_term(equation, *operands)]
         return rewritten(equation, operands, _run, _is_rewritten)
 
@@ -40,4 +58,34 @@ def _run(closed: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def _is_rewritten(equation: Any) -> bool:
-    return is_odd_sum(equation) or is_few_outer_products(equation) or is_transpose(equation)
+    return _is_odd_sum(equation) or _is_few_outer_products(equation) or is_transpose(equation)
+
+
+def _is_few_outer_products(equation: Any) -> bool:
+    """Whether an equation is a batch of sums of a few outer products, on a CPU."""
+    if platform() != "cpu" or not is_real_product(equation):
+        return False
+    (axes, _), _ = equation.params["dimension_numbers"]
+    pieces, rows, columns = matrices(equation)
+    if len(axes) != 1 or pieces < PIECES:
+        return False
+    terms, entries = contracted(equation), size(equation.outvars[0])
+    is_of_few = LEAST <= terms <= MOST_TERMS and terms * entries <= MOST * pieces
+    return is_of_few and min(rows, columns) > 1
+
+
+def _is_odd_sum(equation: Any) -> bool:
+    """Whether an equation is a sum that keeps axes of size 1."""
+    if equation.primitive.name != "reduce_sum":
+        return False
+    shape, axes = equation.invars[0].aval.shape, equation.params["axes"]
+    return bool(axes) and any(size == 1 for axis, size in enumerate(shape) if axis not in axes)
+
+
+def _plain_sum(equation: Any, x: Array) -> Array:
+    """The result of such a sum of ``x``."""
+    axes = equation.params["axes"]
+    ones = [axis for axis in range(x.ndim) if axis not in axes and x.shape[axis] == 1]
+    left = [axis for axis in range(x.ndim) if axis not in ones]
+    total = lax.reduce_sum(lax.squeeze(x, ones), [left.index(axis) for axis in axes])
+    return total.reshape(equation.outvars[0].aval.shape)

@@ -35,7 +35,7 @@ def own_rounding(program: Program) -> float:
     found = [
         each.params["precision"]
         for each in equations(program)
-        if each.primitive.name in PRODUCTS and all(map(_is_wide, each.invars[:2]))
+        if each.primitive.name in PRODUCTS and all(map(_is_full, each.invars[:2]))
     ]
     return max(map(_roundoff, found), default=0.0)
 
@@ -63,7 +63,7 @@ class _Conversion:
         if name in OWN_KERNELS:
             return equation
         if name in PRODUCTS:
-            if params["precision"] is not None or not all(map(_is_wide, equation.invars[:2])):
+            if params["precision"] is not None or not all(map(_is_full, equation.invars[:2])):
                 return equation
             return equation.replace(params={**params, "precision": HIGHEST})
         new = {key: self._parameter(value) for key, value in params.items()}
@@ -101,7 +101,7 @@ class _Conversion:
         return linear_util.wrap_init(call, debug_info=rule.debug_info)
 
 
-def _is_wide(atom: Any) -> bool:
+def _is_full(atom: Any) -> bool:
     """Whether an operand is of float32 or a wider dtype, complex ones included."""
     dtype = atom.aval.dtype
     return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 32

@@ -92,7 +92,7 @@ def test_sums(dtype):
 
 
 def test_on_an_accelerator_products_stay(monkeypatch):
-    monkeypatch.setattr("deeppcr.rewrites.outer_products.platform", lambda: "cuda")
+    monkeypatch.setattr("deeppcr.rewrites.gradients.platform", lambda: "cuda")
     assert count("dot_general", plain_gradients(each), A, B)
 
 
