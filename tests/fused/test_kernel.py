@@ -228,6 +228,8 @@ REFUSED = {
     "sort": (jnp.sort, numbers(3), 0, "sort has no counterpart"),
     "mean over the batch": (lambda z: z - z.mean(0, keepdims=True), numbers(2, 3), 1, "reduce_sum combines"),
     "product of examples": (lambda z: (z @ z.T) @ z, numbers(2, 3), 1, "dot_general combines|examples"),
+    "one example for all": (lambda z: z + z[:1], numbers(2, 3), 1, "slice combines"),
+    "examples in another order": (lambda z: z + z[::-1], numbers(2, 3), 1, "rev combines"),
     "wide": (jnp.tanh, numbers(65), 0, "65 entries"),
     "long": (lambda z: lax.fori_loop(0, 3, lambda _, z: z * z, z), numbers(3), 0, "no counterpart"),
     "many": (lambda z: z @ numbers(64, 64), numbers(64), 0, "more than 4096 instructions"),
