@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import deeppcr
+from deeppcr.newton.convergence import Convergence, Criterion
 from tests.problems import normal, solve, trajectory
 
 LENGTH = 120
@@ -123,3 +124,15 @@ def test_rounding_that_reaches_a_small_entry_ends_in_a_plateau():
     solution, right = solve(chain, z, method="newton"), trajectory(chain, z)
     assert solution.converged
     np.testing.assert_allclose(solution.trajectory[1], right[1], rtol=0, atol=16 * 1e3 * EPS)
+
+
+@pytest.mark.parametrize("quadratic", [True, False])
+@pytest.mark.parametrize(("spoilt", "prefix"), [("nothing", 5), ("residual", 3), ("update", 2)])
+def test_residual_and_update_have_to_be_small_at_every_step(spoilt, prefix, quadratic):
+    criterion = Criterion(None, 0.0, ((2, EPS),), EPS, quadratic)
+    states = jnp.ones((5, 2), jnp.float32)
+    value = states.at[3, 1].add(1e-3) if spoilt == "residual" else states
+    update = jnp.zeros_like(states).at[2, 0].add(0.1 if spoilt == "update" else 0)
+    before = Convergence.unknown(states)
+    found = criterion(value, states, states, update, jnp.int32(1), before)
+    assert found.converged == prefix
