@@ -36,6 +36,7 @@ def test_fewer_iterations_where_plain_ones_stray():
     assert damped.result == Result.CONVERGED
     assert_agree(damped.trajectory, trajectory(PERIODIC, z0))
     assert int(damped.stats.iterations) < 0.75 * int(plain.stats.iterations)
+    assert damped.stats.iterations < 42  # 36; 47 where updates grow, and are clipped at the end
 
 
 BISTABLE = Chain(lambda z, x: z + 0.2 * (z - z**3) + 0.3 * x, normal(4, 1000))

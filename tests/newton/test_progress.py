@@ -32,14 +32,6 @@ def test_every_iteration_is_reported():
     np.testing.assert_allclose(residuals, solution.stats.residuals[: len(reports)])
 
 
-def test_each_of_a_batch_is_reported():
-    reports = []
-    newton = Newton(progress=lambda *news: reports.append(news))
-    jax.jit(jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method=newton).value))(np.array([0.5, 0.1]))
-    jax.effects_barrier()
-    assert [iteration for iteration, *_ in reports].count(0) == 2
-
-
 def test_reported_states_are_not_taken_back(monkeypatch):
     """The first estimate here is too good."""
     judge, reports = Criterion.__call__, []
