@@ -1,7 +1,7 @@
 """Side effects of programs, and derivative rules that are not jax's own."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -73,11 +73,7 @@ def why_forwards_only(jaxpr: Any) -> str:
         results, pull = jax.vjp(f, partition(arguments, moves))
         return pull(results)
 
-    try:
-        jax.eval_shape(gradient, arguments)
-    except Exception as error:  # whatever a rule raises
-        return str(error).partition("\n")[0]
-    return ""
+    return _error_of(gradient, arguments)
 
 
 def why_not_differentiable(jaxpr: Any, states: int) -> str:
@@ -98,8 +94,13 @@ def why_not_differentiable(jaxpr: Any, states: int) -> str:
         results, pull = jax.vjp(f, state)
         return pull(results)
 
+    return _error_of(derivative, shapes[:states], shapes[states:])
+
+
+def _error_of(f: Callable[..., Any], *shapes: Any) -> str:
+    """The first line of the error that a function raises; "" if it raises none."""
     try:
-        jax.eval_shape(derivative, shapes[:states], shapes[states:])
+        jax.eval_shape(f, *shapes)
     except Exception as error:  # whatever a rule raises
         return str(error).partition("\n")[0]
     return ""

@@ -136,23 +136,16 @@ class Problem:
     @property
     def kept(self) -> "Problem | None":
         """The same with cached steps; None if a step or an option has no signature."""
-        step, in_float32 = kept(self.chain.step), self.in_float32
-        float32_step = None if in_float32 is None else kept(in_float32.step)
-        if step is None or (in_float32 is not None and float32_step is None):
+        parts: dict[str, Any] = {
+            "chain": _kept_chain(self.chain),
+            "in_float32": self.in_float32 and _kept_chain(self.in_float32),
+            "linearize": self.linearize and self.linearize.kept,
+            "linearize_adjoint": self.linearize_adjoint and self.linearize_adjoint.kept,
+            "examples": self.examples and self.examples.kept,
+        }
+        if any(part is None and getattr(self, name) is not None for name, part in parts.items()):
             return None
-        if in_float32 is not None and float32_step is not None:
-            in_float32 = dataclasses.replace(in_float32, step=float32_step)
-        chain = dataclasses.replace(self.chain, step=step)
-        own = self.linearize, self.linearize_adjoint
-        known = [each and each.kept for each in own]
-        if any(each and not found for each, found in zip(own, known, strict=True)):
-            return None
-        linearize, of_adjoint = known
-        examples = self.examples and self.examples.kept
-        if self.examples is not None and examples is None:
-            return None
-        steps = dataclasses.replace(self, chain=chain, in_float32=in_float32, examples=examples)
-        problem = dataclasses.replace(steps, linearize=linearize, linearize_adjoint=of_adjoint)
+        problem = dataclasses.replace(self, **parts)
         return problem if is_hashable(jax.tree.structure(problem)) else None
 
     def with_arrays(self, method: Method) -> Any:
@@ -263,6 +256,11 @@ class Problem:
         return {name: resolve_adjoint(each, method, shapes) for name, each in found.items()}
 
 
+def _kept_chain(chain: TracedChain) -> TracedChain | None:
+    step = kept(chain.step)
+    return None if step is None else dataclasses.replace(chain, step=step)
+
+
 def kept_structure(structure: Any) -> Any:
     """The structure of a problem, with cached steps; None if there is none.
 
@@ -279,10 +277,8 @@ def converted_structure(structure: Any, convert: Callable[[Program], Program]) -
     def converted(chain: TracedChain) -> TracedChain:
         return dataclasses.replace(chain, step=chain.step.converted(convert))
 
-    chain, in_float32 = (
-        converted(problem.chain),
-        problem.in_float32 and converted(problem.in_float32),
-    )
+    chain, in_float32 = problem.chain, problem.in_float32
+    chain, in_float32 = converted(chain), in_float32 and converted(in_float32)
     examples = problem.examples
     if examples is not None:
         examples = examples._replace(problem=converted_structure(examples.problem, convert))

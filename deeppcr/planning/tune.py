@@ -1,6 +1,5 @@
 """`tune`: times the few sensible pairs of method and adjoint on the user's own arrays."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -35,14 +34,7 @@ class Tuned(NamedTuple):
     adjoint: AdjointOption
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pair:
-    method: Method
-    adjoint: AdjointOption
-
-    @property
-    def name(self) -> str:
-        return name_of_pair(self.method, self.adjoint)
+_Pair = tuple[Method, AdjointOption]
 
 
 def tune(
@@ -99,20 +91,20 @@ def tune(
         )
     forward, backward = _pairs(instance)
     by_forward = _seconds(instance, forward)
-    lines = _rows("forward", forward, by_forward)
-    best = _Pair(min(forward, key=lambda one: by_forward[one.name]).method, None)
-    if backward:
-        by_gradient = _seconds(instance, backward)
-        lines += [("gradient", "", ""), *_rows("", backward, by_gradient)]
-        fastest = min(backward, key=lambda one: by_gradient[one.name])
-        same = [one for one in backward if one.method == best.method] or backward
-        adjoint = min(same, key=lambda one: by_gradient[one.name]).adjoint
-        best = fastest if gradient else _Pair(best.method, adjoint)
-    print(table((), lines, "<>>"))
-    return Tuned(best.method, best.adjoint)
+    by_gradient = _seconds(instance, backward)
+    rows = [("forward", "", ""), *_rows(by_forward)]
+    rows += [("gradient", "", ""), *_rows(by_gradient)]
+    print(table((), rows, "<>>"))
+    fastest = forward[min(by_forward, key=by_forward.__getitem__)][0]
+    if not gradient:  # of its gradients, if there are any
+        by_gradient = {
+            name: t for name, t in by_gradient.items() if backward[name][0] == fastest
+        } or by_gradient
+    best, adjoint = backward[min(by_gradient, key=by_gradient.__getitem__)]
+    return Tuned(best if gradient else fastest, adjoint)
 
 
-def _pairs(instance: Instance) -> tuple[list[_Pair], list[_Pair]]:
+def _pairs(instance: Instance) -> tuple[dict[str, _Pair], dict[str, _Pair]]:
     """What is timed: forward passes, and gradients; the sequential program is the first of each."""
     chain = instance.traced()
     methods: list[Method] = [Sequential()]
@@ -125,29 +117,28 @@ def _pairs(instance: Instance) -> tuple[list[_Pair], list[_Pair]]:
             except CannotFuse:
                 pass
         methods.append(Newton())
-    forward = [_Pair(method, None) for method in methods]
-    gradient = [_Pair(Sequential(), SCAN)]
+    adjoints: list[_Pair] = [(Sequential(), SCAN)]
     if not left_to_jax(chain) and not chain.step.not_differentiable:
-        gradient += [_Pair(Sequential(), Backpropagation())]
-        gradient += [_Pair(method, Adjoint()) for method in methods]
-    return forward, gradient
+        adjoints += [(Sequential(), Backpropagation()), *((each, Adjoint()) for each in methods)]
+    forward: list[_Pair] = [(method, None) for method in methods]
+    named = ({name_of_pair(*pair): pair for pair in pairs} for pairs in (forward, adjoints))
+    return next(named), next(named)
 
 
-def _rows(head: str, pairs: list[_Pair], found: Mapping[str, float]) -> list[tuple[str, ...]]:
+def _rows(found: Mapping[str, float]) -> list[tuple[str, ...]]:
     """The fastest first; each beside the sequential program."""
-    first = found[pairs[0].name]
+    first = next(iter(found.values()))
     rows = sorted(found.items(), key=lambda each: each[1])
-    title: list[tuple[str, ...]] = [(head, "", "")] if head else []
-    return title + [(f"  {name}", seconds(taken), f"{first / taken:.2f}x") for name, taken in rows]
+    return [(f"  {name}", seconds(taken), f"{first / taken:.2f}x") for name, taken in rows]
 
 
-def _seconds(instance: Instance, pairs: list[_Pair]) -> dict[str, float]:
+def _seconds(instance: Instance, pairs: Mapping[str, _Pair]) -> dict[str, float]:
     """The seconds of each pair by its name: the minimum of several interleaved calls."""
     arguments = instance.arrays
     calls: dict[str, Callable[[], Any]] = {}
-    for pair in pairs:
-        run = jax.jit(partial(program_of, instance, pair.method, pair.adjoint))
-        calls[pair.name] = partial(run.lower(*arguments).compile(), *arguments)
+    for name, (method, adjoint) in pairs.items():
+        run = jax.jit(partial(program_of, instance, method, adjoint))
+        calls[name] = partial(run.lower(*arguments).compile(), *arguments)
     least = {name: _clock(call) for name, call in calls.items()}  # the first call warms up
     rounds = {name: max(2, min(MOST_CALLS, int(TRIAL / least[name]))) for name in calls}
     least = {name: _clock(call) for name, call in calls.items()}

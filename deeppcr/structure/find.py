@@ -90,11 +90,6 @@ def find_structure(step: Step, layout: StateLayout) -> Structure:
     return found[layout]
 
 
-def examples_are_separate(step: Step, layout: StateLayout) -> bool:
-    """Whether the next state of each example, and its derivative, provably depend on it alone."""
-    return find_structure(step, layout).separate
-
-
 def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, str]:
     """The lowest entry of each entry's group, and whether examples are separate.
 

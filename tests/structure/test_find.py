@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from deeppcr.state import StateLayout
 from deeppcr.step import trace
-from deeppcr.structure import examples_are_separate, find, find_structure
+from deeppcr.structure import find, find_structure
 from tests.structure.dependence import assert_sound, differentiated, structure_of, traced
 
 Z = jnp.zeros(6)
@@ -114,7 +114,7 @@ def test_other_devices_are_examples_of_their_own():
         found.append(find_structure(step, layout))
         step, layout = traced(lambda z: z - lax.pmean(z, "i"), z, 1)
         found.append(find_structure(step, layout))
-        assert not examples_are_separate(step, layout)
+        assert not find_structure(step, layout).separate
         return z
 
     jax.jit(
