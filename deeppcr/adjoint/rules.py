@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.solver import AdjointSolver
-from deeppcr.adjoint.transposed import linear_in, moving, solve_tangents
+from deeppcr.adjoint.transposed import linear_in, moving, tangent_system
 from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import scan_in_chunks
@@ -199,8 +199,8 @@ def _tangents(
         found: Leaves = jax.jvp(f, (states, *primals), (starts, dx, dc))[1]
         return found
 
-    def solve(b: Leaves, v: Tangents) -> Leaves:
-        dz, dx, dc = v
+    def solve(_: Any, right: Any) -> Any:
+        b, (dz, dx, dc) = right
 
         def chunk(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
             index, z, inputs, b, dx = part
@@ -210,11 +210,10 @@ def _tangents(
             return [leaf[-1] for leaf in t], t
 
         parts = index, states, chain.inputs, b, dx
-        t: Leaves = chunks(chunk, moves.enter(initial, dz), parts)[1]
-        return t
+        return chunks(chunk, moves.enter(initial, dz), parts)[1], (dz, dx, dc)
 
-    def transpose_solve(g: Leaves, by: Tangents) -> tuple[Leaves, Tangents]:
-        by_initial, by_inputs, by_captured = by
+    def transpose_solve(_: Any, right: Any) -> Any:
+        g, (by_initial, by_inputs, by_captured) = right
 
         def chunk(carry: Any, part: Any) -> tuple[Any, tuple[Leaves, Leaves]]:
             enter, totals = carry
@@ -232,13 +231,16 @@ def _tangents(
         return lam, (by_initial, add(by_inputs, from_x), by_captured)
 
     right, known = ([jnp.zeros_like(z) for z in states], tangents), (states, *moves.of(chain)[1:])
+    arguments = tangent_system(pushed, solve, transpose_solve, right, known)
     try:
-        return solve_tangents(pushed, solve, transpose_solve, right, known)
+        found = lax.custom_linear_solve(*arguments)
     except Exception:
         if not chain.step.forwards_only:  # or the differentiated part is transposable
             raise
-    t = solve_tangents(pushed, solve, None, right, known)
-    return _as_transposable_as_the_step(chain, states, moves, tangents, t)
+        found = lax.custom_linear_solve(*arguments[:3])
+        return _as_transposable_as_the_step(chain, states, moves, tangents, found[0])
+    t: Leaves = linear_in(found[0], found)
+    return t
 
 
 def _as_transposable_as_the_step(

@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
 from deeppcr.avals import abstract, like
-from deeppcr.linear_system import linear_system
+from deeppcr.linear_system import Solve, linear_system
 from deeppcr.partition import partition
 from deeppcr.state import Leaves, add
 
@@ -38,28 +38,34 @@ def transposed_by(
 
     # [ I  -R^T ] [ y ]   [ 0 ]
     # [ 0    I  ] [ v ] = [ t ], whose transpose has R in the place of R^T.
-    return solve_tangents(
-        lambda y, v: push(v),
-        lambda b, v: add(b, push(v)),
-        lambda g, by_t: (g, add(by_t, rule(g))),
-        ([jnp.zeros(y.shape, y.dtype) for y in shapes], t),
-        known,
+    found = lax.custom_linear_solve(
+        *tangent_system(
+            lambda y, v: push(v),
+            lambda _, right: (add(right[0], push(right[1])), right[1]),
+            lambda _, right: (right[0], add(right[1], rule(right[0]))),
+            ([jnp.zeros(y.shape, y.dtype) for y in shapes], t),
+            known,
+        )
     )
+    pushed: Leaves = linear_in(found[0], found)
+    return pushed
 
 
-def solve_tangents(
+def tangent_system(
     pushed: Callable[[Leaves, Any], Leaves],
-    solve: Callable[[Leaves, Any], Leaves],
-    transpose_solve: Callable[[Leaves, Any], tuple[Leaves, Any]] | None,
+    solve: Solve,
+    transpose_solve: Solve | None,
     right: tuple[Leaves, Any],
     known: Any,
-) -> Leaves:
-    """The ``t`` of ``t - pushed(t, v) = 0`` for given ``v``, differentiable to every order.
+) -> tuple[Any, ...]:
+    """The arguments for `jax.lax.custom_linear_solve` of ``t - pushed(t, v) = 0`` for given ``v``.
+
+    With them ``t`` is differentiable to every order.
 
     Args:
         pushed: linear in both.
-        solve: ``b, v -> t`` of ``t - pushed(t, v) = b``.
-        transpose_solve: the transpose of ``b, v -> t, v``; None if there is none.
+        solve: ``_, (b, v) -> (t, v)`` of ``t - pushed(t, v) = b``.
+        transpose_solve: its transpose; None if there is none.
         right: zeros, shaped like ``t``, and ``v``.
         known: the arrays that these functions depend on.
     """
@@ -71,15 +77,7 @@ def solve_tangents(
         one = 1 + lax.pad(_nothing_of(known), np.float32(0), [(0, 1, 0)])[0]
         return jax.tree.map(lambda leaf: leaf * one.astype(leaf.dtype), (left, v))
 
-    parts = linear_system(
-        system,
-        linear_in(right, right),
-        lambda _, right: (solve(*right), right[1]),
-        transpose_solve and (lambda _, right: transpose_solve(*right)),
-    )
-    found = lax.custom_linear_solve(*parts)
-    t: Leaves = linear_in(found[0], found)
-    return t
+    return linear_system(system, linear_in(right, right), solve, transpose_solve)
 
 
 def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) -> Leaves:
