@@ -89,7 +89,7 @@ class Reader:
             try:
                 if not self._trusts:
                     if any(isinstance(each, np.ndarray) for each in arrays):
-                        raise InTurn("it holds arrays of numpy (a chain has those of jax: jnp.asarray)")
+                        raise InTurn("it holds arrays of numpy; jnp.asarray makes a chain of it")
                     state, _ = take_apart(jax.tree.map(lambda _: None, x))
                     check_pure([*code.reaches(), *state.reaches()])
                 self._trials[kind] = (None, "", 0) if x is None else try_code(code, arrays, x)
