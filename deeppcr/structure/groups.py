@@ -56,25 +56,25 @@ class Groups:
 
     def unite(self, left: Array, right: Array) -> None:
         """Make one group of each pair of labels, none of them 0."""
-        left, right = self._apart(left, right)
-        if left.size:
-            self.joins[self.cause] += left.size
-        while left.size:
+        is_first = True
+        while True:
+            left, right = self.find(left), self.find(right)
+            apart = left != right
+            left, right = left[apart], right[apart]
+            if not left.size:
+                return
+            if is_first:
+                self.joins[self.cause] += left.size
             np.minimum.at(self.parent, np.maximum(left, right), np.minimum(left, right))
             self._hooked += 1
             if self._hooked > HOOKED or left.size * HOOKED > self.parent.size:
                 self._flatten()
-            left, right = self._apart(left, right)
+            is_first = False
 
     def _flatten(self) -> None:
         while not np.array_equal(roots := self.parent[self.parent], self.parent):
             self.parent = roots
         self._hooked = 0
-
-    def _apart(self, left: Array, right: Array) -> tuple[Array, Array]:
-        left, right = self.find(left), self.find(right)
-        apart = left != right
-        return left[apart], right[apart]
 
     def combine(self, *labels: Labels, shape: Sequence[int]) -> Labels:
         """The labels of an elementwise operation.
