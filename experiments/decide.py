@@ -64,7 +64,6 @@ CANDIDATES: Mapping[str, Mapping[str, Setting]] = {
 }
 BLOCKS = ("newton", "sequential / sequential", "sequential / pcr", "newton / pcr")  # have Jacobians
 LEAST: Any = {"most": 100, "slow": 5.0}  # for minima: many calls of fast programs, two of slow ones
-OVER = ("speedup", "over best loop")  # lax.scan, and the best loop
 TAKES = "15 min"
 LAST = {
     "temp MB": BENCH["temp MB"],
@@ -163,7 +162,9 @@ def planned(specimen: zoo.Specimen, device: str | None = None) -> tuple[deeppcr.
 
 def seconds_of(found: Mapping[str, Outcome]) -> dict[str, float]:
     """The minimum time of each program that has the result of `jax.lax.scan`."""
-    return {name: one.timing.minimum for name, one in found.items() if one.is_right and one.timing}
+    return {
+        name: min(one.timing.seconds) for name, one in found.items() if one.is_right and one.timing
+    }
 
 
 def cells(found: Mapping[str, Outcome], name: str) -> Row:
@@ -278,11 +279,14 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
         if not mine:
             continue
         regrets = [row["regret %"] for row in mine]
-        over = [statistics.geometric_mean(row[key] for row in mine) for key in OVER]
+        scan, loop = (
+            statistics.geometric_mean(row[key] for row in mine)
+            for key in ("speedup", "over best loop")
+        )
         yield (
             f"{direction}: regret of {len(mine)} chains: median {statistics.median(regrets):.1f}, "
             f"90th percentile {percentile(regrets, 0.9):.1f}, worst {max(regrets):.1f} %; "
-            f"{over[0]:.2f}x lax.scan, {over[1]:.2f}x the best loop (geometric means)"
+            f"{scan:.2f}x lax.scan, {loop:.2f}x the best loop (geometric means)"
         )
         pairs = Counter((row["chosen"], row["fastest"]) for row in mine)
         fastest = sorted({name for _, name in pairs})

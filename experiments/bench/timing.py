@@ -30,11 +30,6 @@ class Timing:
         """The median time."""
         return statistics.median(self.seconds)
 
-    @property
-    def minimum(self) -> float:
-        """The least time: of a call that nothing disturbs."""
-        return min(self.seconds)
-
 
 @dataclass(frozen=True)
 class Effort:

@@ -97,12 +97,6 @@ def labels(claim: Claim, model: Model) -> Row:
     return row | ({} if claim.error is None else {"published error": claim.error})
 
 
-def windows(quick: bool, effort: Effort) -> Iterator[Row]:
-    """The rows of ParaDiGMS's window."""
-    for claim in window_claims(quick):
-        yield from measured(claim, effort)
-
-
 def predictability(gains: Sequence[float], lengths: Sequence[int]) -> Iterator[Row]:
     """Iterations of plain Newton against length and growth rate: where a chain is predictable.
 
@@ -190,7 +184,8 @@ def main(argv: list[str]) -> None:
     effort = Effort(options.repeats, share=0.0)
     jobs: list[command.Job] = [partial(measured, claim, effort) for claim in claims(options.quick)]
     gains, lengths = (QUICK_GAINS, QUICK_LENGTHS) if options.quick else (GAINS, LENGTHS)
-    jobs.append(partial(windows, options.quick, effort))
+    in_windows = partial(window_claims, options.quick)
+    jobs.append(lambda: (row for claim in in_windows() for row in measured(claim, effort)))
     jobs.append(partial(predictability, gains, lengths))
     command.run(
         options,

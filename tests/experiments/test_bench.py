@@ -210,7 +210,7 @@ def test_variants_may_have_their_own_arguments_and_results() -> None:
     ("effort", "times", "counts"),
     [
         (Effort(3, most=1), {"A": 1.0, "B": 1.0, "C": 1.0}, "ABCABCABC"),
-        (Effort(4, slow=5.0), {"A": 1.0, "B": 9.0}, "ABABAA"),  # what is slow is called twice
+        (Effort(4, slow=5.0), {"A": 0.1, "B": 0.9}, "ABABAA"),  # what is slow is called twice
         (Effort(3, share=8 / 1024, most=5), {"A": 1 / 1024}, "A" + 10 * "A"),  # short: more often
         (Effort(9, patience=2.5), {"A": 1.0}, "AA"),
     ],
