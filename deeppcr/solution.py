@@ -267,8 +267,13 @@ def _advice(stats: Stats, ran: Ran, result: Result, rate: float) -> str:
     if result == Result.NOT_FINITE and stats.finite is not None:
         step = int(stats.finite) + 1
         return f"step {step} is the first whose state is not finite: look at its input"
-    if not bool(ran.is_newton) or result in (Result.CONVERGED, Result.PLATEAU):
+    if not bool(ran.is_newton) or result == Result.CONVERGED:
         return ""
+    if result == Result.PLATEAU:
+        return (
+            f"residuals fall no further than {float(stats.residual):.1e}, the rounding of the "
+            'step\'s products at the precision asked for; "highest" has none'
+        )
     if stats.growth_rate is None:
         return "Newton(record=True) shows residuals, and whether differences grow"
     ways = "method='sequential'" if ran.is_damped else "TrustRegion() or method='sequential'"

@@ -91,10 +91,11 @@ def test_the_rest_of_a_chain_runs_step_by_step_from_anywhere(platform):
 
     def rest(begin):
         def one(index, state):
-            return [jnp.tanh(lax.dynamic_index_in_dim(weights, index, keepdims=False) @ state[0])]
+            state = jnp.tanh(lax.dynamic_index_in_dim(weights, index, keepdims=False) @ state[0])
+            return [state], [state]
 
         known = jnp.where(jnp.arange(length, dtype=jnp.int32)[:, None] < begin, right, jnp.nan)
-        return steps_from(begin, one, [start], [known])[0]
+        return steps_from(begin, one, [start], [known])[1][0]
 
     with compiled_for(platform):
         program = jax.jit(rest).lower(jnp.int32(0))
