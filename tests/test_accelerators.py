@@ -95,7 +95,8 @@ def test_the_rest_of_a_chain_runs_step_by_step_from_anywhere(platform):
             return [state], [state]
 
         known = jnp.where(jnp.arange(length, dtype=jnp.int32)[:, None] < begin, right, jnp.nan)
-        return steps_from(begin, one, [start], [known])[1][0]
+        before = jnp.where(begin == 0, start, right[begin - 1])
+        return steps_from(begin, one, [before], [known])[1][0]
 
     with compiled_for(platform):
         program = jax.jit(rest).lower(jnp.int32(0))
