@@ -61,11 +61,12 @@ def scan(
         length: L, an integer >= 0; needed only if ``xs`` has no arrays.
         reverse: start from the last entry of ``xs``.
         unroll: steps per trip of the loop, as in `jax.lax.scan`. Like ``_split_transpose``, it
-            applies only where the chain runs sequentially. With 1, "auto" takes more where that is
-            predicted to be faster.
+            applies only where the chain runs sequentially. With 1, "auto" takes more on an
+            accelerator.
         method: how the carries are computed: "auto", "sequential", "newton", "pcr", "picard"
             (``Newton(linearize="identity")``), or a `Sequential`, `Newton` or `Auto` object. "auto"
-            takes the method that is predicted to be the fastest: see `deeppcr.plan`.
+            takes the sequential loop on a CPU, and what a short rule says elsewhere: `deeppcr.plan`
+            prints it and why.
         adjoint: how derivatives are computed, whatever the method: "auto"; "backprop", step by
             step; a linear solver, by object or by name ("sequential", "pcr", ...), with the
             Jacobians of all steps; an `Adjoint` object; or "autodiff", by jax through

@@ -49,7 +49,7 @@ STEP, INSTRUCTION = 50e-9, 0.57e-9  # of a loop in one kernel: Van der Pol 67 ns
 ROUND = 4e-6  # of a solver: GRU, 1 unit, L = 1e5: 4.2 for each of 4 * 17
 # Bytes a second of Jacobian blocks: GRU, 4 units, 64 chains of 16384 steps: 1.4; of 1 unit: 2.5.
 TRAFFIC, OF_NUMBERS = 1.5e12, 3e12
-# The share of a loop's time that Newton's method may take: its iterations are not known.
+# The share of a loop's time that a kernel or Newton's method may take: nothing is known that well.
 MARGIN = 0.8
 UNROLL = 16  # steps of a loop in one CUDA graph
 # The most equations of a step that is unrolled, since XLA compiles each of them so many times.
@@ -170,22 +170,23 @@ def choose_method(chain: TracedChain, platform: str, iterations: int = USUAL) ->
     if platform == "cpu":
         return Choice(Sequential(), {}, "on a CPU no parallel pass is faster than the loop")
     step, length = chain.step, chain.length
-    unroll = UNROLL if sum(1 for _ in equations(step.jaxpr)) <= MOST_UNROLLED < length else 1
+    is_small = sum(1 for _ in equations(step.jaxpr)) <= MOST_UNROLLED
     times = {"loop": loop_seconds(chain)}
-    methods: dict[str, Method] = {"loop": Sequential(unroll=min(unroll, length))}
+    methods: dict[str, Method] = {"loop": Sequential(unroll=min(UNROLL, length) if is_small else 1)}
+    best = "loop"
+
+    def is_faster(name: str) -> bool:
+        return CALL + times[name] <= MARGIN * (CALL + times[best])
+
     if kernel := kernel_seconds(chain, platform):
         times["kernel"], methods["kernel"] = kernel, Sequential(fused=True)
+        best = "kernel" if is_faster("kernel") else best
     if length > FEW_STEPS and not step.not_differentiable:
         each = solve_seconds(chain)
         times["newton"] = iterations * each
         most = max(1, int(min(times["loop"], times.get("kernel", math.inf)) / each))
         methods["newton"] = Newton(damping=None, max_iterations=most)
-    best = min(times, key=lambda name: CALL + times[name])
-    least = min(CALL + time for name, time in times.items() if name != "newton")
-    if best == "newton" and CALL + times[best] > MARGIN * least:
-        best = min((name for name in times if name != "newton"), key=times.__getitem__)
-    if best == "kernel" and CALL + times[best] > MARGIN * (CALL + times["loop"]):
-        best = "loop"
+        best = "newton" if is_faster("newton") else best
     return Choice(methods[best], times)
 
 

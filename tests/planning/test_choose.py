@@ -143,6 +143,7 @@ def test_newton_stops_when_it_has_taken_the_time_of_the_loop():
     each = method.seconds["newton"] / USUAL
     assert method.option.max_iterations == int(method.seconds["loop"] / each)
     assert choose_method(chain, "tpu", iterations=10**6).option == Sequential(unroll=16)
+    assert choose_method(of_zoo("gru", 32, 64, 1), "cuda").option == Sequential(unroll=16)
 
 
 def rows():
