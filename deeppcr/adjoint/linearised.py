@@ -11,13 +11,13 @@ from typing import Any
 import jax
 
 from deeppcr.chain import TracedChain
-from deeppcr.rewrites.cut_first import apply, evaluate
+from deeppcr.rewrites.cut_first import evaluate
+from deeppcr.rewrites.factors_first import factors_first
 from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.small_products import write_out
 from deeppcr.state import Leaves
 from depth.counts import size
-from depth.jaxprs import Program, called, entered, is_literal, moved_by
-from depth.primitives import primitive
+from depth.jaxprs import Program, entered, is_literal, moved_by
 
 Values = Mapping[Any, Any]  # of variables
 
@@ -94,14 +94,9 @@ def _program_of(chain: TracedChain, states: Leaves) -> tuple[Program, dict[Any, 
     z, x = [z[0] for z in states], [x[0] for x in chain.inputs]
     operands = [*z, *x, *chain.captured, *z]
     pulled = jax.make_jaxpr(pull)(z, x, chain.captured, z)
-    return entered(jax.make_jaxpr(lambda *each: apply(pulled, each, _opened))(*operands), operands)
-
-
-def _opened(equation: Any, operands: list[Any]) -> list[Any] | None:
-    """The results of a call, equation by equation: only some of them depend on ``lam``."""
-    inner = called(equation) if primitive(equation).inlines else None
-    is_kept = inner is None or "prevent_cse" in equation.params  # of `jax.checkpoint` alone
-    return None if is_kept else apply(inner, operands, _opened)
+    lam = range(len(operands) - len(z), len(operands))
+    closed = jax.make_jaxpr(lambda *operands: factors_first(pulled, operands, lam))(*operands)
+    return entered(closed, operands)
 
 
 def _written_out(
