@@ -13,8 +13,9 @@ import jax
 from deeppcr.chain import TracedChain
 from deeppcr.rewrites.cut_first import evaluate
 from deeppcr.rewrites.factors_first import factors_first
+from deeppcr.rewrites.materialised import materialised, unknown_one
 from deeppcr.rewrites.patches import as_products, own_filters
-from deeppcr.rewrites.small_products import write_out
+from deeppcr.rewrites.small_products import is_small_product, write_out
 from deeppcr.state import Leaves
 from depth.counts import size
 from depth.jaxprs import Program, entered, is_literal, moved_by
@@ -106,10 +107,17 @@ def _written_out(
 
     ``same``: variables that are the same in all steps; ``own``: those of a step.
     """
+    moved, one = moved_by(program, lam), unknown_one()
+
+    def replace(equation: Any, operands: list[Any]) -> list[Any] | None:
+        if is_small_product(equation):
+            both = zip(equation.invars, operands, strict=True)
+            operands = [materialised(x, one) if atom in moved else x for atom, x in both]
+        return write_out(equation, operands)
 
     def evaluated(values: Leaves, vector: Leaves) -> Leaves:
         known = dict(zip([*same, *own, *lam], [*values, *vector], strict=True))
-        return evaluate(program, known, program.outvars, None if whole else write_out)
+        return evaluate(program, known, program.outvars, None if whole else replace)
 
     return evaluated
 
