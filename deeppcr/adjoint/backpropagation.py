@@ -11,6 +11,7 @@ from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import even_chunk, steps_in_cache
 from deeppcr.platforms import platform
+from deeppcr.rewrites.alike import from_stacked, stack_equal
 from deeppcr.state import Leaves, add
 from depth.counts import nbytes
 from depth.jaxprs import inside
@@ -61,6 +62,7 @@ class Backpropagation:
         own: Any = states, chain.inputs
         at_once = self.at_once and platform() == "cpu" and chain.axis.size == 1 and chain.length
         whole = bool(at_once) and chain.is_one_function
+        stacks = at_once and not whole  # one function writes each array without a call
         if at_once:
             steps = TransposedSteps.of(chain, states, whole)
             own = steps.own
@@ -69,13 +71,13 @@ class Backpropagation:
             own, g_l = step
             lam = add(g_l, mu)
             if at_once:
-                return steps(own, lam), lam
+                return steps(own, lam), stack_equal(lam) if stacks else lam
             state, inputs = own
             _, pull = jax.vjp(partial(chain.step, inputs=inputs, captured=chain.captured), state)
             return pull(lam)[0], lam
 
         mu, lam = chain.axis.reversed.scan(body, enter, (own, g), whole=whole)
-        return lam, mu
+        return from_stacked(lam, enter) if stacks else lam, mu
 
     def on_shard(self, axis: ChainAxis) -> "Backpropagation":
         """See `AdjointSolver`."""

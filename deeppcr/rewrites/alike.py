@@ -1,0 +1,42 @@
+"""Arrays of one shape and dtype as one array, where a loop writes them.
+
+On a CPU, a loop writes every array by a kernel of its own, and XLA hands the kernels of a trip to
+its threads if they are more than eight.
+"""
+
+# jax 0.10.2, 2 cores, a step of the adjoint of an LSTM: 0.4 of the time for states of 8 to 64
+# entries, 0.8 for 128, no gain from 256 entries on.
+
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import Array
+
+MOST = 256  # entries of an array that is put into another
+
+
+def stack_equal(arrays: Sequence[Array]) -> list[Array]:
+    """Those of one shape and dtype stacked on a new axis 0, and all others."""
+    return [
+        arrays[group[0]] if len(group) == 1 else jnp.stack([arrays[i] for i in group])
+        for group in _groups(arrays)
+    ]
+
+
+def from_stacked(arrays: Sequence[Array], like: Sequence[Array]) -> list[Array]:
+    """What `stack_equal` stacked, of many steps: ``[L, ...]``. ``like``: the arrays of a step."""
+    found = {}
+    for array, group in zip(arrays, _groups(like), strict=True):
+        for k, i in enumerate(group):
+            found[i] = array if len(group) == 1 else array[:, k]
+    return [found[i] for i in range(len(like))]
+
+
+def _groups(arrays: Sequence[Array]) -> list[list[int]]:
+    """The indices of arrays that belong together."""
+    found: dict[object, list[int]] = {}
+    for i, x in enumerate(arrays):
+        is_small = math.prod(x.shape) <= MOST
+        found.setdefault((x.shape, x.dtype) if is_small else i, []).append(i)
+    return list(found.values())

@@ -1,0 +1,27 @@
+"""Arrays of one shape and dtype are one array in a loop, and themselves after it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from deeppcr.rewrites.alike import MOST, stack_equal, from_stacked
+
+LEAVES = [
+    np.arange(6.0).reshape(2, 3),
+    np.float32(1),
+    np.arange(6.0).reshape(2, 3) + 1,
+    np.ones(MOST + 1),
+    np.zeros(MOST + 1),
+    np.arange(6.0, dtype=np.float32).reshape(2, 3),
+    np.float32(2),
+]
+
+
+def test_all_come_back_in_order():
+    def body(carry, _):
+        return carry, stack_equal(list(map(jnp.asarray, LEAVES)))
+
+    found = jax.lax.scan(body, 0, length=3)[1]
+    assert len(found) == 5
+    for ours, leaf in zip(from_stacked(found, LEAVES), LEAVES, strict=True):
+        np.testing.assert_array_equal(ours, np.stack([leaf] * 3), strict=True)
