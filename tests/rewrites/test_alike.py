@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.rewrites.alike import MOST, stack_equal, from_stacked
+from deeppcr.rewrites.alike import MOST, from_stacked, stack_equal
 
 LEAVES = [
     np.arange(6.0).reshape(2, 3),
