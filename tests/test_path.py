@@ -17,26 +17,35 @@ WEIGHT = normal(0, 2, 2)
 XS = normal(1, 7, 2)
 
 
-def deepest(call):
-    """The names of the functions of ours on the deepest stack."""
-    found = []
+def watched(call, look):
+    """Run ``call``; ``look(frame)`` sees every call of a function of ours."""
 
-    def look(frame, event, _):
-        nonlocal found
+    def profile(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(OURS):
-            stack = []
-            while frame:
-                if frame.f_code.co_filename.startswith(OURS):
-                    stack.append(frame.f_code.co_qualname)
-                frame = frame.f_back
-            found = max(found, stack[::-1], key=len)
+            look(frame)
 
     before = sys.getprofile()
-    sys.setprofile(look)
+    sys.setprofile(profile)
     try:
         call()
     finally:
         sys.setprofile(before)
+
+
+def deepest(call):
+    """The names of the functions of ours on the deepest stack."""
+    found = []
+
+    def look(frame):
+        nonlocal found
+        stack = []
+        while frame:
+            if frame.f_code.co_filename.startswith(OURS):
+                stack.append(frame.f_code.co_qualname)
+            frame = frame.f_back
+        found = max(found, stack[::-1], key=len)
+
+    watched(call, look)
     return found
 
 
@@ -50,19 +59,9 @@ def loss(xs, **options):
 
 def calls(call):
     """The number of calls of functions of ours."""
-    found = 0
-
-    def look(frame, event, _):
-        nonlocal found
-        found += event == "call" and frame.f_code.co_filename.startswith(OURS)
-
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return found
+    found = []
+    watched(call, lambda frame: found.append(None))
+    return len(found)
 
 
 @pytest.mark.parametrize("wrt", [jax.grad, lambda f: f], ids=["gradient", "forward"])

@@ -122,9 +122,23 @@ def test_flags_agree_with_a_loop(kind, method):
         carry, y = by_hand(carry, x, flags)
         outputs.append(y)
     expected = carry, jnp.stack(outputs)
-    assert_agree(deeppcr.scan(f, INIT, (XS, FLAGS), method=method, batch_ndim=1), expected, 1e-11)
+    assert_agree(deeppcr.scan(f, INIT, (XS, FLAGS), method=method, batch_ndim=1), expected, 1e-12)
     if method == "sequential":  # a step for jax's loop as well
-        assert_agree(jax.lax.scan(f, INIT, (XS, FLAGS)), expected, 1e-11)
+        assert_agree(jax.lax.scan(f, INIT, (XS, FLAGS)), expected, 1e-12)
+
+
+def test_the_structure_of_the_step_stays():
+    def plain(h, x):
+        return jnp.tanh(h + x), h
+
+    def structure(f, inputs):
+        chain = deeppcr.plan(f, XS[0], inputs, batch_ndim=1, iterations=5).main
+        return str(chain.structure)
+
+    found = [
+        structure(f, (XS, FLAGS)) for f in (deeppcr.masked(plain), deeppcr.resetting(plain, 0.0))
+    ]
+    assert found == [structure(plain, XS)] * 2
 
 
 def test_newton_needs_no_more_iterations_than_on_a_segment():

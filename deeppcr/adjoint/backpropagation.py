@@ -11,7 +11,7 @@ from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import even_chunk, steps_in_cache
 from deeppcr.platforms import platform
-from deeppcr.rewrites.alike import from_stacked, stack_equal
+from deeppcr.rewrites.stack_equal import from_split, stack_equal
 from deeppcr.state import Leaves, add
 from depth.counts import nbytes
 from depth.jaxprs import inside
@@ -77,7 +77,7 @@ class Backpropagation:
             return pull(lam)[0], lam
 
         mu, lam = chain.axis.reversed.scan(body, enter, (own, g), whole=whole)
-        return from_stacked(lam, enter) if stacks else lam, mu
+        return from_split(lam, enter) if stacks else lam, mu
 
     def on_shard(self, axis: ChainAxis) -> "Backpropagation":
         """See `AdjointSolver`."""

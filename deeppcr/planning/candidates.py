@@ -84,7 +84,7 @@ def candidate(
     program: Method = method
     if isinstance(method, Newton):
         program = dataclasses.replace(method, max_iterations=None, on_failure="return")
-    with compiled_for(device.platform or ("cpu" if device.small_loop else "cuda")):
+    with compiled_for(str(device.platform)):
         run = partial(program_of, instance, program, adjoint)
         jaxpr = jax.make_jaxpr(run)(*instance.shapes)
     cost = analyze_jaxpr(jaxpr, trip_counts={ITERATION: iterations} if is_newton else None)
@@ -99,7 +99,7 @@ def program_of(
 
     Of a step with forward mode only, it is the derivative along the state and the inputs.
     """
-    step = instance.traced().step
+    step = instance.traced.step
     if adjoint is None or step.not_differentiable:
         return instance.solved(state, inputs, method=method)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -38,8 +39,9 @@ class Instance:
     f: Callable[[Any, Any], tuple[Any, Any]] | None = None
     is_listed: bool = False
 
+    @cached_property
     def traced(self) -> TracedChain:
-        """The chain, traced with shapes alone."""
+        """The chain, traced once, with shapes alone."""
         found: list[TracedChain] = []
 
         def trace(state: Any, inputs: Any) -> None:

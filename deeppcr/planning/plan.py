@@ -113,7 +113,7 @@ def plan(
 def _plan_chain(
     instance: Instance, option: MethodOption, device: depth.Device, iterations: int | str | None
 ) -> ChainPlan:
-    chain = instance.traced()
+    chain = instance.traced
     if not chain.initial:
         leaves = ", ".join(map(describe, jax.tree.leaves(instance.state)))
         raise TypeError(
@@ -123,7 +123,7 @@ def _plan_chain(
     if not chain.length:
         raise ValueError("the chain has 0 steps, expected 1 or more: there is nothing to plan.")
     step, layout, length = chain.step, chain.layout, chain.length
-    platform = device.platform or ("cpu" if device.small_loop else "cuda")
+    platform = str(device.platform)
     newton = option if isinstance(option, Newton) else Newton(damping=None)
     linear = choose_linearization(
         newton.linearize, step, layout, length, newton.window, newton.memory, length

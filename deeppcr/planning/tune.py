@@ -9,12 +9,12 @@ import jax
 
 from deeppcr.adjoint import Adjoint, Backpropagation
 from deeppcr.checks import describe, unknown_keyword
-from deeppcr.choose import AdjointOption, Method, left_to_jax
+from deeppcr.choose import UNROLL, AdjointOption, Method, left_to_jax
 from deeppcr.fused import CannotFuse
 from deeppcr.newton import Newton
 from deeppcr.planning.candidates import SCAN, name_of_pair, program_of
 from deeppcr.planning.instance import Instance, instances_of
-from deeppcr.platforms import GPUS, platform
+from deeppcr.platforms import is_gpu
 from deeppcr.sequential import Sequential, fused_step
 from depth.report import seconds, table
 
@@ -106,11 +106,11 @@ def tune(
 
 def _pairs(instance: Instance) -> tuple[dict[str, _Pair], dict[str, _Pair]]:
     """What is timed: forward passes, and gradients; the sequential program is the first of each."""
-    chain = instance.traced()
+    chain = instance.traced
     methods: list[Method] = [Sequential()]
     if not chain.obstacle:
-        if platform() in GPUS:
-            methods.append(Sequential(unroll=16))
+        if is_gpu():
+            methods.append(Sequential(unroll=UNROLL))
             try:
                 fused_step(chain)
                 methods.append(Sequential(fused=True))
@@ -118,7 +118,7 @@ def _pairs(instance: Instance) -> tuple[dict[str, _Pair], dict[str, _Pair]]:
                 pass
         methods.append(Newton())
     adjoints: list[_Pair] = [(Sequential(), SCAN)]
-    if not left_to_jax(chain) and not chain.step.not_differentiable:
+    if not left_to_jax(chain):
         adjoints += [(Sequential(), Backpropagation()), *((each, Adjoint()) for each in methods)]
     forward: list[_Pair] = [(method, None) for method in methods]
     named = ({name_of_pair(*pair): pair for pair in pairs} for pairs in (forward, adjoints))

@@ -20,20 +20,20 @@ def stack_equal(arrays: Sequence[Array]) -> list[Array]:
     """Those of one shape and dtype stacked on a new axis 0, and all others."""
     return [
         arrays[group[0]] if len(group) == 1 else jnp.stack([arrays[i] for i in group])
-        for group in _groups(arrays)
+        for group in _group_by_type(arrays)
     ]
 
 
-def from_stacked(arrays: Sequence[Array], like: Sequence[Array]) -> list[Array]:
+def from_split(arrays: Sequence[Array], like: Sequence[Array]) -> list[Array]:
     """What `stack_equal` stacked, of many steps: ``[L, ...]``. ``like``: the arrays of a step."""
     found = {}
-    for array, group in zip(arrays, _groups(like), strict=True):
+    for array, group in zip(arrays, _group_by_type(like), strict=True):
         for k, i in enumerate(group):
             found[i] = array if len(group) == 1 else array[:, k]
     return [found[i] for i in range(len(like))]
 
 
-def _groups(arrays: Sequence[Array]) -> list[list[int]]:
+def _group_by_type(arrays: Sequence[Array]) -> list[list[int]]:
     """The indices of arrays that belong together."""
     found: dict[object, list[int]] = {}
     for i, x in enumerate(arrays):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.rewrites.alike import MOST, from_stacked, stack_equal
+from deeppcr.rewrites.stack_equal import MOST, from_split, stack_equal
 
 LEAVES = [
     np.arange(6.0).reshape(2, 3),
@@ -23,5 +23,5 @@ def test_all_come_back_in_order():
 
     found = jax.lax.scan(body, 0, length=3)[1]
     assert len(found) == 5
-    for ours, leaf in zip(from_stacked(found, LEAVES), LEAVES, strict=True):
+    for ours, leaf in zip(from_split(found, LEAVES), LEAVES, strict=True):
         np.testing.assert_array_equal(ours, np.stack([leaf] * 3), strict=True)
