@@ -26,7 +26,16 @@ from deeppcr.platforms import platform
 from deeppcr.rewrites.terms import is_real_product
 from deeppcr.rewrites.vector_products import is_small, multiplications, parts, product
 from depth.counts import convolved, size
-from depth.jaxprs import Program, bind, called, equations, interpret, run, without_constants
+from depth.jaxprs import (
+    Program,
+    bind,
+    called,
+    equations,
+    interpret,
+    moved_by,
+    run,
+    without_constants,
+)
 from depth.primitives import primitive
 
 # What XLA reads from a call. Only versions of jax whose programs have been compiled with it here
@@ -41,7 +50,7 @@ _NAMES = """
     dynamic_update_slice eq erf erfc exp exp2 expand_dims expm1 floor ge gt integer_pow iota
     is_finite le log log1p logistic lt max min mul ne neg not or pad pow reduce_and reduce_max
     reduce_min reduce_or reduce_sum rem reshape rev round rsqrt select_n sign sin sinh slice
-    split sqrt square squeeze stack sub tan tanh transpose xor
+    split sqrt square squeeze stack sub tan tanh tile transpose xor
 """
 CONTAINED = frozenset(_NAMES.split())
 DTYPES = frozenset(("float32", "float64", "int32", "int64", "uint32", "bool"))
@@ -75,13 +84,18 @@ def fits(program: Any) -> bool:
 
 
 def copies_matrices(program: Any, states: int) -> bool:
-    """Whether a step, with ``states`` leaves, multiplies matrices by one that is an input.
+    """Whether a step multiplies a matrix of its state, ``states`` leaves, by one that is an input.
 
     One function copies such a matrix in every trip, where XLA's kernels read it where it is.
     """
-    inputs = set(program.invars[states:])
-    products = [each for each in program.eqns if is_real_product(each) and multiplications(each)]
-    return any(x in inputs for each in products for x in each.invars)
+    inputs, moved = set(program.invars[states:]), moved_by(program, program.invars[:states])
+    return any(
+        multiplications(each)
+        and moved.issuperset(each.outvars)
+        and not inputs.isdisjoint(each.invars)
+        for each in program.eqns
+        if is_real_product(each)
+    )
 
 
 def _is_plain(atom: Any) -> bool:

@@ -18,6 +18,7 @@ from tests.problems import assert_agree, normal
 
 L, B, N = 6, 3, 12
 MARK = 'xla_cpu_small_call = "true"'
+copies_matrices = one_function.copies_matrices
 scan = partial(deeppcr.scan, method="sequential", adjoint="backprop", batch_ndim=1)
 W = normal(0, N, N, scale=0.3)
 XS, Z = normal(1, L, B, N), normal(2, B, N)
@@ -118,6 +119,7 @@ def operation(name):
         "rev": lambda z: z[::-1],
         "pad": lambda z: jax.lax.pad(z[1:], jnp.zeros((), z.dtype), [(1, 0, 0)]),
         "stack": lambda z: jnp.stack([z[:6], z[6:]], 1).reshape(12),
+        "tile": lambda z: jnp.tile(z[:6], 2),
         "transpose": lambda z: z.reshape(3, 4).T.reshape(12),
     }.get(name, unary if name in UNARY.split() else None)
 
@@ -261,3 +263,16 @@ def test_a_step_is_asked_again_on_every_platform():
         with compiled_for(platform):
             found.append(step.fits_one_function)
     assert found == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("step", "copies"),
+    [
+        (lambda z, x: jnp.tanh(z @ x), True),
+        (lambda z, x: jnp.tanh(z @ W + x @ W), False),  # that of inputs is before the loop
+        (lambda z, x: jnp.tanh(z[0] @ x), False),
+    ],
+)
+def test_only_products_of_the_state_copy_matrices(step, copies):
+    program = Program.of(jax.make_jaxpr(step)(W, W))
+    assert copies_matrices(program, 1) is copies
