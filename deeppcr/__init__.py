@@ -29,7 +29,7 @@ from deeppcr.newton import Coarse, Newton
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.optim import Packed, Packing, pack
-from deeppcr.planning import Plan, Tuned, plan, tune
+from deeppcr.planning import Plan, plan, tune
 from deeppcr.ran import Ran
 from deeppcr.recipes import delay, masked, resetting
 from deeppcr.sequential import Sequential
@@ -72,7 +72,6 @@ __all__ = [
     "Stats",
     "Surrogate",
     "TrustRegion",
-    "Tuned",
     "Zeros",
     "compiler_options",
     "delay",

@@ -5,6 +5,6 @@ Both are tools beside a call: "auto" decides by the rule in `deeppcr.choose`.
 
 from deeppcr.planning.plan import plan
 from deeppcr.planning.report import ChainPlan, Plan
-from deeppcr.planning.tune import Tuned, tune
+from deeppcr.planning.tune import tune
 
-__all__ = ["ChainPlan", "Plan", "Tuned", "plan", "tune"]
+__all__ = ["ChainPlan", "Plan", "plan", "tune"]

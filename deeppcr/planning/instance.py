@@ -8,36 +8,42 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.api import solve, vector_batch
-from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain
+from deeppcr.axis import ChainSharding
+from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain, with_outputs
 from deeppcr.checks import describe
-from deeppcr.layers import Repeated
+from deeppcr.choose import AdjointOption, Method
+from deeppcr.layers import Description, Repeated
+from deeppcr.layers import describe as describe_layers
 from deeppcr.layers.reading import is_sequential
-from deeppcr.layers.segments import Description
-from deeppcr.layers.segments import describe as describe_layers
+from deeppcr.linear import name_of
+from deeppcr.newton import Newton
 from deeppcr.platforms import is_eager
 from deeppcr.solution import Solution
 
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """A chain, its initial state, and the number of its batch axes.
+    """A chain and its initial state.
 
     Attributes:
-        chain: of states alone.
-        state: the initial one.
+        f: the step with outputs, as `scan` takes it.
+        state: the initial state.
+        inputs: of all steps.
+        length: L.
         batch_ndim: the number of leading batch axes of the state.
         name: of the state, in messages.
-        f: the step with outputs, as `scan` takes it; None if it has none.
-        is_listed: whether its steps are layers of a list.
+        sharding: of the chain over devices, if `shard` has set it.
     """
 
-    chain: Chain
+    f: Callable[[Any, Any], tuple[Any, Any]]
     state: Any
+    inputs: Any
+    length: int
     batch_ndim: int
     name: str
-    f: Callable[[Any, Any], tuple[Any, Any]] | None = None
-    is_listed: bool = False
+    sharding: ChainSharding | None = None
 
     @cached_property
     def traced(self) -> TracedChain:
@@ -45,57 +51,47 @@ class Instance:
         found: list[TracedChain] = []
 
         def trace(state: Any, inputs: Any) -> None:
-            found.append(self._traced(state, inputs))
+            rest = self.length, self.batch_ndim, self.name
+            found.append(trace_chain(self.f, state, inputs, *rest))
 
-        jax.eval_shape(trace, self.state, self.chain.inputs)
-        (chain,) = found
-        return chain
+        jax.eval_shape(trace, self.state, self.inputs)
+        return found[0]
 
     @property
     def has_arrays(self) -> bool:
         """Whether the chain can be run now: it has arrays, not shapes or tracers."""
-        leaves = jax.tree.leaves((self.state, self.chain.inputs))
+        leaves = jax.tree.leaves((self.state, self.inputs))
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves) or not is_eager(leaves):
             return False
         return all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
 
-    @property
-    def length(self) -> int:
-        """L."""
-        return chain_length(self.chain.inputs, self.chain.length, "chain.inputs")
+    def solve(self, state: Any, inputs: Any, **options: Any) -> Solution:
+        """`deeppcr.solve` of the chain, from another state, with other inputs."""
+        chain = Chain(lambda z, x: self.f(z, x)[0], inputs, self.length)
+        return solve(chain, state, batch_ndim=self.batch_ndim, **options)
 
-    @property
-    def shapes(self) -> tuple[Any, Any]:
-        """The state and the inputs, as shapes on one device."""
-        shapes: tuple[Any, Any] = jax.tree.map(_shape, (self.state, self.chain.inputs))
-        return shapes
+    def program(self, method: Method, adjoint: AdjointOption) -> Callable[[Any, Any], Any]:
+        """A function of the state and the inputs: all states, or a gradient if there is an adjoint.
 
-    @property
-    def arrays(self) -> tuple[Any, Any]:
-        """The state and the inputs, to run the chain."""
-        return jax.tree.map(jnp.asarray, (self.state, self.chain.inputs))
+        The gradient is that of the mean square of all states. Of a step with forward mode only, it
+        is the derivative along the state.
+        """
+        step = self.traced.step
 
-    def first(self, steps: int) -> "Instance":
-        """The same with its first steps alone, on the default device."""
-        state, inputs = jax.tree.map(_here, self.arrays)
-        inputs = jax.tree.map(lambda x: x[:steps], inputs)
-        chain = Chain(self.chain.step, inputs, steps)
-        return dataclasses.replace(self, chain=chain, state=state)
+        def states(state: Any, inputs: Any) -> Any:
+            options = {} if adjoint is None else {"adjoint": adjoint}
+            return self.solve(state, inputs, method=method, **options).trajectory
 
-    def solve(self, **options: Any) -> Solution:
-        """`deeppcr.solve` of the chain."""
-        return solve(self.chain, self.state, batch_ndim=self.batch_ndim, **options)
+        def loss(state: Any, inputs: Any) -> Any:
+            leaves = jax.tree.leaves(states(state, inputs))
+            return sum(jnp.mean(jnp.abs(z).astype(jnp.float32) ** 2) for z in leaves)
 
-    def solved(self, state: Any, inputs: Any, **options: Any) -> Any:
-        """The trajectory from another state, with other inputs."""
-        chain = Chain(self.chain.step, inputs, self.chain.length)
-        return solve(chain, state, batch_ndim=self.batch_ndim, **options).trajectory
+        def pushed(state: Any, inputs: Any) -> Any:
+            return jax.jvp(lambda state: loss(state, inputs), (state,), (state,))
 
-    def _traced(self, state: Any, inputs: Any) -> TracedChain:
-        chain = self.chain
-        length = chain_length(inputs, chain.length, "chain.inputs")
-        f = self.f or (lambda z, x: (chain.step(z, x), None))
-        return trace_chain(f, state, inputs, length, self.batch_ndim, self.name)
+        if adjoint is None or step.not_differentiable:
+            return states
+        return pushed if step.forwards_only else jax.grad(loss, argnums=(0, 1), allow_int=True)
 
 
 def instances_of(
@@ -110,26 +106,28 @@ def instances_of(
 
     The state of a chain after other layers consists of shapes.
     """
-    has_inputs = xs is not None or length is not None or reverse
+    is_layers = isinstance(program, Repeated) or is_sequential(program) or not callable(program)
+    if (isinstance(program, Chain) or is_layers) and not (xs is None is length and not reverse):
+        what = "a list of layers, which hold their own arrays: plan(layers, x)"
+        if isinstance(program, Chain):
+            what = "a Chain, which has its own inputs: plan(chain, z0)"
+        raise TypeError(
+            f"xs, length or reverse was given, but program is {what}; expected none of them."
+        )
     if isinstance(program, Chain):
-        _no_inputs(has_inputs, "a Chain, which has its own inputs: plan(chain, z0)")
-        return None, [Instance(program, init, batch_ndim or 0, "z0")]
-    if callable(program) and not (isinstance(program, Repeated) or is_sequential(program)):
+        steps = chain_length(program.inputs, program.length, "chain.inputs")
+        parts = with_outputs(program.step), init, program.inputs, steps
+        return None, [Instance(*parts, batch_ndim or 0, "z0", program.sharding)]
+    if not is_layers:
         if xs is None and length is None:
             raise TypeError(
                 f"program is {describe(program)}, a function, but there is no xs and no length: "
                 "expected plan(f, init, xs) or plan(f, init, length=L) with "
                 "f(carry, x) -> (carry, y), as for scan; or a list of layers, plan(layers, x)."
             )
-        step: Any = program
-        length = chain_length(xs, length, "xs")
-        if reverse:
-            xs = jax.tree.map(_reversed, xs)
-        chain = Chain(lambda z, x: step(z, x)[0], xs, length)
-        return None, [Instance(chain, init, batch_ndim or 0, "init", program)]
-    _no_inputs(has_inputs, "a list of layers, which hold their own arrays: plan(layers, x)")
+        steps, xs = chain_length(xs, length, "xs"), _reversed(xs) if reverse else xs
+        return None, [Instance(program, init, xs, steps, batch_ndim or 0, "init")]
     layers, found = describe_layers(program, init), []
-    is_listed = not isinstance(program, Repeated)
     for index, segment in enumerate(layers.segments):
         if not segment.reason:
             run = segment.stacked()
@@ -137,29 +135,31 @@ def instances_of(
             shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in types]
             state = jax.tree.unflatten(tree, shapes) if index else init
             batch = vector_batch(state) if batch_ndim is None else batch_ndim
-            chain = Chain(run.step, run.inputs, run.length)
-            found.append(Instance(chain, state, batch, "x", is_listed=is_listed))
+            parts = with_outputs(run.step), state, run.inputs, run.length
+            found.append(Instance(*parts, batch, "x"))
     return layers, found
 
 
-def _no_inputs(has_inputs: bool, what: str) -> None:
-    if has_inputs:
-        raise TypeError(
-            f"xs, length or reverse was given, but program is {what}; expected none of them."
-        )
+def _reversed(xs: Any) -> Any:
+    """The inputs from the last to the first."""
+    return jax.tree.map(
+        lambda x: x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x)[::-1], xs
+    )
 
 
-def _reversed(x: Any) -> Any:
-    return x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x)[::-1]
-
-
-def _shape(x: Any) -> Any:
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return x
-    x = jnp.asarray(x)
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
-def _here(x: Any) -> Any:
-    """The array on the default device."""
-    return jax.device_put(x, jax.config.jax_default_device)  # type: ignore[attr-defined]
+def name_of_pair(method: Method, adjoint: AdjointOption) -> str:
+    """The name of a method, and of an adjoint unless it is None."""
+    if isinstance(method, Newton):
+        found = f"Newton, {method.linearize}, {name_of(method.linear)}"
+    else:
+        found = "sequential" + (f", unroll {method.unroll}" if method.unroll > 1 else "")
+        found += ", fused" if method.fused else ""
+    match adjoint:
+        case None:
+            return found
+        case Adjoint():
+            return f"{found} / blocks, {name_of(adjoint.linear)}"
+        case Backpropagation():
+            return f"{found} / backprop"
+        case Autodiff(unroll=unroll):
+            return f"{found} / autodiff" + (f", unroll {unroll}" if unroll > 1 else "")

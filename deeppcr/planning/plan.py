@@ -1,11 +1,15 @@
 """`plan`: does solving a chain in parallel pay off?"""
 
+import dataclasses
+import math
 from typing import Any, Literal, Never
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 import depth
-from deeppcr.adjoint import Adjoint, Backpropagation
+from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.checks import check_count, describe, unknown_keyword
 from deeppcr.choose import (
     AdjointOption,
@@ -17,17 +21,32 @@ from deeppcr.choose import (
     find_method,
     left_to_jax,
 )
+from deeppcr.layers import Repeated
+from deeppcr.linear import Sharded, name_of
 from deeppcr.linearize import choose_linearization
+from deeppcr.loops import ITERATION
 from deeppcr.newton import Newton
 from deeppcr.newton.expected import expected_iterations
-from deeppcr.planning.candidates import SCAN, candidate
-from deeppcr.planning.instance import Instance, instances_of
-from deeppcr.planning.report import GIVEN, OF_AFFINE, USUAL, ChainPlan, Plan
-from deeppcr.planning.sample import sample
+from deeppcr.planning.instance import Instance, instances_of, name_of_pair
+from deeppcr.planning.report import Candidate, ChainPlan, Plan, digits
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
+from deeppcr.step import on_no_mesh
 from deeppcr.structure import find_structure
+from depth.analysis import analyze_jaxpr
 from depth.models import find_device
+from depth.platforms import compiled_for
+
+OF_AFFINE = "the step is affine in its state"  # which shapes alone show
+USUAL = "usual for chains that forget their past"
+PROVISO = {
+    OF_AFFINE: " if the chain does not amplify rounding errors",
+    USUAL: " if the chain forgets its past",
+}
+OF_LIST = "of deeppcr.stack(layers); a list compiles faster and runs slower: see deeppcr.forward"
+MOST = 32  # iterations on a sample
+STEPS = 1024  # of a sample, at most
+ENTRIES = 1 << 21  # of its Jacobian blocks, at most
 
 
 def plan(
@@ -106,12 +125,18 @@ def plan(
         raise ValueError("program is an empty list, expected two layers or more.")
     if not found:
         raise ValueError(f"no chain to plan: no two neighbouring layers are alike.\n{layers}")
-    chains = (_plan_chain(each, option, model, iterations) for each in found)
+    is_list = layers is not None and not isinstance(program, Repeated)
+    note = OF_LIST if is_list and model.platform == "cpu" else ""
+    chains = (_plan_chain(each, option, model, iterations, note) for each in found)
     return Plan(layers, tuple(chains))
 
 
 def _plan_chain(
-    instance: Instance, option: MethodOption, device: depth.Device, iterations: int | str | None
+    instance: Instance,
+    option: MethodOption,
+    device: depth.Device,
+    iterations: int | str | None,
+    note: str,
 ) -> ChainPlan:
     chain = instance.traced
     if not chain.initial:
@@ -124,65 +149,164 @@ def _plan_chain(
         raise ValueError("the chain has 0 steps, expected 1 or more: there is nothing to plan.")
     step, layout, length = chain.step, chain.layout, chain.length
     platform = str(device.platform)
-    newton = option if isinstance(option, Newton) else Newton(damping=None)
+    chosen = choose_method(chain, platform)
+    asked = [each for each in (option, chosen.option) if isinstance(each, Newton)]
+    newton = asked[0] if asked else Newton(damping=None)
     linear = choose_linearization(
         newton.linearize, step, layout, length, newton.window, newton.memory, length
     )
-    count, source, tried = iterations, GIVEN, None
-    chosen = choose_method(chain, platform)
-    is_open = iterations == "sample" or isinstance(chosen.option, Newton)
-    if not isinstance(count, int):
-        count = expected_iterations(length, linear.is_exact, is_affine=step.is_affine)
-        source = OF_AFFINE if step.is_affine else USUAL
-        if is_open or isinstance(option, Newton):
-            block = linear.linearization.bytes_per_step(step, layout) // layout.dtype.itemsize
-            tried = sample(instance, newton, block)
-        if tried is not None:
-            count, source = tried.forecast, str(tried)
-        elif iterations == "sample":
-            raise ValueError(
-                f"{instance.name} has shapes instead of arrays, which iterations='sample' needs to "
-                "run the chain; a chain that follows other layers can be planned on its own: "
-                "Chain.from_layers(layers, x)."
-            )
+    nbytes = linear.linearization.bytes_per_step(step, layout)
+    count = expected_iterations(length, linear.is_exact, is_affine=step.is_affine)
+    source = OF_AFFINE if step.is_affine else USUAL
+    if isinstance(iterations, int):
+        count, source = iterations, "as given"
+    elif (asked or iterations) and instance.has_arrays:
+        count, source = _tried(instance, newton, nbytes // layout.dtype.itemsize)
+    elif iterations:
+        raise ValueError(
+            f"{instance.name} has shapes instead of arrays, which iterations='sample' needs to run "
+            "the chain; a chain that follows other layers can be planned on its own: "
+            "Chain.from_layers(layers, x)."
+        )
     if source != USUAL:
         chosen = choose_method(chain, platform, count)
     method: Method = chosen.option if isinstance(option, Auto) else option
-    adjoint = choose_adjoint(chain, method, platform)
-    reason = left_to_jax(chain)
-    parallel: Newton | None = newton
-    if isinstance(option, Sequential) or chain.obstacle or step.not_differentiable:
-        parallel = None
+    adjoint, left = choose_adjoint(chain, method, platform).option, left_to_jax(chain)
+    compared: list[Method] = [method, Sequential()]
+    if asked or iterations or "newton" in chosen.seconds:
+        compared += [] if chain.obstacle or step.not_differentiable else [newton]
+    pairs: list[tuple[Method, AdjointOption]] = [(method, adjoint), (Sequential(), Autodiff())]
+    if not left:
+        pairs += [(method, Backpropagation()), *((m, Adjoint()) for m in (method, *compared[2:]))]
+    forward = _candidates(instance, [(each, None) for each in compared], device, count)
+    gradient = _candidates(instance, pairs, device, count)
+
+    batch = f", a batch of {layout.batch_size}" if layout.batch_shape else ""
+    found = {
+        "chosen": _promise(forward, gradient, source),
+        "because": "the method that is asked for" if method is option else str(chosen),
+        "chain": f"{length} steps, a state of {layout.width} entries{batch}",
+        "structure": str(structure := find_structure(step, layout)),
+    }
     if isinstance(method, Newton):
-        parallel = method
+        kind = "exact: Newton's" if linear.is_exact else "not exact: a quasi-Newton"
+        at_once = "all" if linear.window == length else str(linear.window)
+        found |= {
+            "linearize": f"{linear.linearization} ({kind} method)",
+            "blocks": f"{linear.window * nbytes:,} bytes",
+            "window": f"{at_once} steps at once" + (linear.reason and f": {linear.reason}"),
+            "solver": name_of(method.linear),
+            "iterations": f"{count} ({source})",
+        }
+    elif asked and method is not option:  # the sample was against it
+        found["because"] += f", {count} iterations: {source}"
+    note = left or note
+    if note and note != found["because"]:
+        found["note"] = note
+    if sharding := find_sharding(instance.inputs, instance.sharding, newton):
+        each = -(-length // sharding.size)
+        found["devices"] = (
+            f"{sharding.size} along {sharding.mesh_axis!r}, up to {each} steps on each"
+        )
+    found["device"] = device.name
+    return ChainPlan(structure, linear, device, found, forward, gradient)
 
-    def candidates(pairs: list[tuple[Method | None, AdjointOption]]) -> tuple[Any, ...]:
-        different = dict.fromkeys((m, a) for m, a in pairs if m is not None)
-        return tuple(candidate(instance, m, a, device, count) for m, a in different)
 
-    forward = candidates([(method, None), (Sequential(), None), (parallel, None)])
-    others: list[AdjointOption] = [] if reason else [Backpropagation(), Adjoint()]
-    gradient = candidates(
-        [
-            (method, adjoint.option),
-            (Sequential(), SCAN),
-            *[(method, other) for other in others],
-            *[(parallel, other) for other in others[1:]],
-        ]
+def _promise(forward: tuple[Candidate, ...], gradient: tuple[Candidate, ...], source: str) -> str:
+    """The choice and its speedups, and what they rest on."""
+    best, of_both = forward[0], gradient[0]
+    loop, autodiff = (
+        next(one for one in found if one.is_sequential) for found in (forward, gradient)
     )
-    return ChainPlan(
-        length=length,
-        layout=layout,
-        structure=find_structure(step, layout),
-        choice=linear,
-        nbytes=linear.window * linear.linearization.bytes_per_step(step, layout),
-        sharding=find_sharding(instance.chain.inputs, instance.chain.sharding, newton),
-        left_to_jax=reason,
-        device=device,
-        reason="the method that is asked for" if method is option else str(chosen),
-        expectation=source,
-        sample=tried,
-        forward=forward,
-        gradient=gradient,
-        is_listed=instance.is_listed and platform == "cpu",
+    text = best.name
+    if best is not loop:
+        text += f": {digits(loop.seconds / best.seconds)}x"
+        text += PROVISO.get(source, "") if best.iterations else ""
+    if of_both is autodiff:
+        return text
+    by = of_both.name.partition(" / ")[2]
+    return f"{text}; gradient {digits(autodiff.seconds / of_both.seconds)}x by {by}"
+
+
+def _candidates(
+    instance: Instance,
+    pairs: list[tuple[Method, AdjointOption]],
+    device: depth.Device,
+    iterations: int,
+) -> tuple[Candidate, ...]:
+    """Different candidates, whose programs are traced for ``device``.
+
+    ``iterations``: of Newton's method; without an end before: it is what is predicted.
+    """
+    found: dict[str, Candidate] = {}
+    shapes = jax.tree.map(_shape, (instance.state, instance.inputs))
+    for method, adjoint in pairs:
+        program, trips = method, {}
+        if isinstance(method, Newton):
+            program = dataclasses.replace(method, max_iterations=None, on_failure="return")
+            trips = {ITERATION: iterations}
+        name = name_of_pair(method, adjoint)
+        if name not in found:
+            with compiled_for(str(device.platform)):
+                jaxpr = jax.make_jaxpr(instance.program(program, adjoint))(*shapes)
+            cost = analyze_jaxpr(jaxpr, trip_counts=trips or None)
+            seconds = device.call_latency + cost.seconds(device)
+            found[name] = Candidate(method, adjoint, cost, seconds, iterations if trips else 0)
+    return tuple(found.values())
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    """The shape of an array, as one on one device."""
+    return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.result_type(x))
+
+
+def _tried(instance: Instance, method: Newton, block: int) -> tuple[int, str]:
+    """The iterations that the whole chain will take, by those on its first steps; and in words.
+
+    No bound from shapes or from the growth rate predicts them: a chain that forgets may hold
+    iterates in the wrong basin for hundreds of iterations, and a linear chain takes one, however it
+    amplifies differences. So the method itself runs. It runs on the CPU, where a step of a narrow
+    chain takes no more than a microsecond.
+
+    ``block``: the entries of the Jacobian blocks of one step.
+    """
+    length = instance.length
+    steps = min(length, max(8, min(STEPS, ENTRIES // max(1, block))))
+    linear = "auto" if isinstance(method.linear, Sharded) else method.linear
+    tried = Newton(
+        linearize=method.linearize,
+        linear=linear,
+        initial_guess=method.initial_guess,
+        damping=method.damping,
+        acceleration=method.acceleration,
+        max_iterations=MOST,
+        on_failure="return",
+        record=True,
     )
+    try:
+        cpu = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # this process was started without one
+        cpu = jax.local_devices()[0]
+    with jax.default_device(cpu), on_no_mesh():
+        arrays = jax.device_put((instance.state, instance.inputs), cpu)
+        state, inputs = jax.tree.map(jnp.asarray, arrays)
+        first = dataclasses.replace(instance, length=steps)
+        inputs = jax.tree.map(lambda x: x[:steps], inputs)
+        stats = first.solve(state, inputs, method=tried).stats
+    iterations, prefix = int(stats.iterations), int(stats.prefix)
+    rate = math.nan if stats.growth_rate is None else float(stats.growth_rate)
+    times, part = length / max(1, prefix), f"its first {steps} steps"
+    found = f"as found on {'the whole chain' if steps == length else part}"
+    # Differences decay to a tenth of the digits within the sample, so a longer chain takes a few
+    # iterations more; any other chain takes more in proportion to its length.
+    forgets = steps == length or rate * steps < -math.log(1e3)
+    if prefix == steps and forgets:
+        count = iterations + round(math.log2(times) / 2)
+    else:
+        count = math.ceil(iterations * times)
+    if prefix < steps:
+        found = f"{prefix} of {steps} states converge in {iterations} iterations, {found}"
+    if not math.isnan(rate):
+        trend = "grow" if rate > 0 else "decay"
+        found += f"; small differences {trend} at a rate of {rate:+.3g} a step"
+    return min(max(1, count), length + 1), found

@@ -1,37 +1,23 @@
 """`tune`: times the few sensible pairs of method and adjoint on the user's own arrays."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Never
+from typing import Any, Never
 
 import jax
 
-from deeppcr.adjoint import Adjoint, Backpropagation
+from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.checks import describe, unknown_keyword
 from deeppcr.choose import UNROLL, AdjointOption, Method, left_to_jax
-from deeppcr.fused import CannotFuse
 from deeppcr.newton import Newton
-from deeppcr.planning.candidates import SCAN, name_of_pair, program_of
-from deeppcr.planning.instance import Instance, instances_of
+from deeppcr.planning.instance import Instance, instances_of, name_of_pair
 from deeppcr.platforms import is_gpu
-from deeppcr.sequential import Sequential, fused_step
+from deeppcr.sequential import Sequential, kernel_of
 from depth.report import seconds, table
 
 TRIAL = 0.2  # seconds for each pair
 MOST_CALLS = 50
-
-
-class Tuned(NamedTuple):
-    """What was the fastest: ``method, adjoint = deeppcr.tune(...)``.
-
-    Attributes:
-        method: a value of ``method=``.
-        adjoint: a value of ``adjoint=``.
-    """
-
-    method: Method
-    adjoint: AdjointOption
 
 
 _Pair = tuple[Method, AdjointOption]
@@ -47,7 +33,7 @@ def tune(
     gradient: bool = True,
     batch_ndim: int | None = None,
     **unknown: Never,
-) -> Tuned:
+) -> tuple[Method, AdjointOption]:
     """Time the sensible methods and adjoints on your own arrays, and return the fastest pair.
 
     It compiles some programs and runs each of them for a fifth of a second, forward and gradient,
@@ -66,7 +52,7 @@ def tune(
         **unknown: not used; the error names the closest argument.
 
     Returns:
-        ``method, adjoint``, to pass on to `scan`, `solve` and `forward`.
+        the method and the adjoint, to pass on to `scan`, `solve` and `forward`.
 
     Raises:
         ValueError: as in `plan`; or there are shapes instead of arrays, or jax traces the call.
@@ -89,63 +75,54 @@ def tune(
             f"{instance.name} is {describe(instance.state)}, expected arrays outside of jax.jit: "
             "tune runs the chain."
         )
-    forward, backward = _pairs(instance)
-    by_forward = _seconds(instance, forward)
-    by_gradient = _seconds(instance, backward)
-    rows = [("forward", "", ""), *_rows(by_forward)]
-    rows += [("gradient", "", ""), *_rows(by_gradient)]
-    print(table((), rows, "<>>"))
-    fastest = forward[min(by_forward, key=by_forward.__getitem__)][0]
+    methods, pairs = _sensible(instance)
+    forward, both = (
+        _seconds(instance, [(each, None) for each in methods]),
+        _seconds(instance, pairs),
+    )
+    print(table((), [("forward",), *_rows(forward), ("gradient",), *_rows(both)], "<>>"))
+    fastest = min(forward, key=forward.__getitem__)[0]
     if not gradient:  # of its gradients, if there are any
-        by_gradient = {
-            name: t for name, t in by_gradient.items() if backward[name][0] == fastest
-        } or by_gradient
-    best, adjoint = backward[min(by_gradient, key=by_gradient.__getitem__)]
-    return Tuned(best if gradient else fastest, adjoint)
+        both = {pair: t for pair, t in both.items() if pair[0] == fastest} or both
+    method, adjoint = min(both, key=both.__getitem__)
+    return method if gradient else fastest, adjoint
 
 
-def _pairs(instance: Instance) -> tuple[dict[str, _Pair], dict[str, _Pair]]:
+def _sensible(instance: Instance) -> tuple[list[Method], list[_Pair]]:
     """What is timed: forward passes, and gradients; the sequential program is the first of each."""
-    chain = instance.traced
-    methods: list[Method] = [Sequential()]
+    chain, methods = instance.traced, list[Method]([Sequential()])
     if not chain.obstacle:
         if is_gpu():
             methods.append(Sequential(unroll=UNROLL))
-            try:
-                fused_step(chain)
-                methods.append(Sequential(fused=True))
-            except CannotFuse:
-                pass
+        if kernel_of(chain):
+            methods.append(Sequential(fused=True))
         methods.append(Newton())
-    adjoints: list[_Pair] = [(Sequential(), SCAN)]
+    pairs: list[_Pair] = [(Sequential(), Autodiff())]
     if not left_to_jax(chain):
-        adjoints += [(Sequential(), Backpropagation()), *((each, Adjoint()) for each in methods)]
-    forward: list[_Pair] = [(method, None) for method in methods]
-    named = ({name_of_pair(*pair): pair for pair in pairs} for pairs in (forward, adjoints))
-    return next(named), next(named)
+        pairs += [(Sequential(), Backpropagation()), *((each, Adjoint()) for each in methods)]
+    return methods, pairs
 
 
-def _rows(found: Mapping[str, float]) -> list[tuple[str, ...]]:
+def _rows(found: dict[_Pair, float]) -> list[tuple[str, ...]]:
     """The fastest first; each beside the sequential program."""
-    first = next(iter(found.values()))
-    rows = sorted(found.items(), key=lambda each: each[1])
-    return [(f"  {name}", seconds(taken), f"{first / taken:.2f}x") for name, taken in rows]
+    first, rows = next(iter(found.values())), sorted(found.items(), key=lambda each: each[1])
+    return [(f"  {name_of_pair(*pair)}", seconds(t), f"{first / t:.2f}x") for pair, t in rows]
 
 
-def _seconds(instance: Instance, pairs: Mapping[str, _Pair]) -> dict[str, float]:
-    """The seconds of each pair by its name: the minimum of several interleaved calls."""
-    arguments = instance.arrays
-    calls: dict[str, Callable[[], Any]] = {}
-    for name, (method, adjoint) in pairs.items():
-        run = jax.jit(partial(program_of, instance, method, adjoint))
-        calls[name] = partial(run.lower(*arguments).compile(), *arguments)
-    least = {name: _clock(call) for name, call in calls.items()}  # the first call warms up
-    rounds = {name: max(2, min(MOST_CALLS, int(TRIAL / least[name]))) for name in calls}
-    least = {name: _clock(call) for name, call in calls.items()}
+def _seconds(instance: Instance, pairs: list[_Pair]) -> dict[_Pair, float]:
+    """The seconds of each pair: the minimum of several interleaved calls."""
+    arguments = instance.state, instance.inputs
+    calls: dict[_Pair, Callable[[], Any]] = {}
+    for pair in pairs:
+        run = jax.jit(instance.program(*pair)).lower(*arguments).compile()
+        calls[pair] = partial(run, *arguments)
+    least = {pair: _clock(call) for pair, call in calls.items()}  # the first call warms up
+    rounds = {pair: max(3, min(MOST_CALLS, int(TRIAL / least[pair]))) for pair in pairs}
+    least = dict.fromkeys(pairs, float("inf"))
     for k in range(max(rounds.values())):
-        for name, call in calls.items():
-            if k < rounds[name]:
-                least[name] = min(least[name], _clock(call))
+        for pair, call in calls.items():
+            if k < rounds[pair]:
+                least[pair] = min(least[pair], _clock(call))
     return least
 
 
