@@ -92,54 +92,28 @@ def _run(chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solv
         return solve(here, method, inside)
 
     def advance(before: Any, part: tuple[Array, Leaves]) -> tuple[Any, tuple[Leaves, Leaves]]:
-        (state, summary), (index, inputs) = before, part
+        (state, sum_of, worst, _), (index, inputs) = before, part
         run = segment(state, inputs, chain.captured, len(index))
-        return (run.last, summary.after(run, len(index))), (run.trajectory, run.outputs)
+        now = run.stats
+        stats = Stats(
+            sum_of.iterations + now.iterations,
+            jnp.maximum(sum_of.residual, now.residual.astype(sum_of.residual.dtype)),
+            sum_of.prefix + jnp.where(sum_of.prefix == index[0], now.prefix, 0),
+        )
+        after = run.last, stats, jnp.maximum(worst, run.result), run.ran
+        return after, (run.trajectory, run.outputs)
 
-    begin, length = (chain.initial, Summary.of(chain)), chain.length
-    parts = jnp.arange(length, dtype=jnp.int32), chain.inputs
-    (state, summary), (states, outputs) = scan_in_chunks(
-        advance, begin, parts, length=length, size=adjoint.checkpoint
+    shape, length = chain.mapped, chain.length
+    nothing = Stats.of_sequential(0, chain.layout.dtype, shape), jnp.zeros(shape, jnp.int32)
+    begin = chain.initial, *like((*nothing, Ran.sequential(shape)), chain.initial)
+    (state, stats, worst, ran), (states, outputs) = scan_in_chunks(
+        advance,
+        begin,
+        (jnp.arange(length, dtype=jnp.int32), chain.inputs),
+        length=length,
+        size=adjoint.checkpoint,
     )
-    return Run(states, outputs, summary.stats, summary.result, summary.ran, state)
+    return Run(states, outputs, stats, worst, ran, state)
 
 
 _run_compiled = jax.jit(_run, static_argnames=("method", "adjoint", "solve"))
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["stats", "result", "ran", "done"],
-    meta_fields=[],
-)
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """What `Run` says of all segments so far.
-
-    Attributes:
-        stats: iterations are those of all segments.
-        result: the worst.
-        ran: of the last segment; all are of one length, but for the last.
-        done: int32, the number of steps.
-    """
-
-    stats: Stats
-    result: Array
-    ran: Ran
-    done: Array
-
-    @classmethod
-    def of(cls, chain: TracedChain) -> "Summary":
-        """Nothing has run."""
-        stats = Stats.of_sequential(0, chain.layout.dtype, chain.mapped)
-        zero = jnp.zeros(chain.mapped, jnp.int32)
-        return like(cls(stats, zero, Ran.sequential(chain.mapped), zero), chain.initial)
-
-    def after(self, run: Run, length: int) -> "Summary":
-        """With one more segment of ``length`` steps."""
-        before, now = self.stats, run.stats
-        prefix = before.prefix + jnp.where(before.prefix == self.done, now.prefix, 0)
-        residual = jnp.maximum(before.residual, now.residual.astype(before.residual.dtype))
-        stats = Stats(before.iterations + now.iterations, residual, prefix)
-        worst = jnp.maximum(self.result, run.result)
-        return Summary(stats, worst, run.ran, self.done + jnp.int32(length))
