@@ -4,10 +4,14 @@ A comment in a page, which GitHub does not show, is a macro of mkdocs-macros:
 
     <!-- {{ table("iterations_width") }} -->      a table for each device
     <!-- {{ pictures("mlp", "mlp_times") }} -->   pictures for each device
+    <!-- {{ readme() }} -->                       the README, as a page
+
+`reading.md` is run, and what it prints stands in it.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from statistics import geometric_mean
@@ -19,6 +23,7 @@ import yaml
 from experiments import report
 from experiments.bench.summary import best, errors
 from experiments.bench.table import Row, markdown
+from tests.pages import run
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
@@ -31,7 +36,22 @@ Table = Callable[[Rows], pd.DataFrame]
 def define_env(env: Any) -> None:
     """See mkdocs-macros."""
     env.macro(table)
+    env.macro(readme)
     env.macro(lambda *names: pictures(names, env.page.url), "pictures")
+
+
+def on_pre_page_macros(env: Any) -> None:
+    """See mkdocs-macros: where this page has dots, its code prints what is read."""
+    if env.page.file.src_path == "reading.md":
+        env.markdown = run(env.markdown, "reading.md")
+
+
+def readme() -> str:
+    """The README, whose links are those of the repository."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[(.*)\]\((experiments/.*)\)", r'<img alt="\1" src="\2">', text)
+    text = re.sub(r"(?<!!)\[([^]]*)\]\((?!docs/|https:)[^)]*\)", r"\1", text)  # no pages
+    return text.replace("](docs/", "](")
 
 
 def on_post_build(env: Any) -> None:
@@ -125,7 +145,7 @@ def pivot(frame: pd.DataFrame, down: list[str], across: str, cell: str) -> pd.Da
 def described(rows: Rows, spec: dict[str, Any]) -> pd.DataFrame:
     """A table of tables.yml."""
     every = rows[spec["from"]]
-    every = best(every, without=report.SEQUENTIAL) if spec.get("fastest") else every
+    every = best(every, report.SEQUENTIAL) if spec.get("fastest") else every
     mine = frame(every, spec.get("needs", ""), **spec.get("where", {}))
     if "sort" in spec:
         mine = mine.sort_values(spec["sort"], ascending="first" not in spec, kind="stable")
@@ -167,24 +187,30 @@ def _iterations(row: Any) -> Any:
 
 
 def overview(rows: Rows) -> pd.DataFrame:
-    """How often a parallel program is faster than the best loop, by experiment and direction."""
-    found = [
-        {"experiment": name, "direction": row.get("direction", "forward"), "n": row["speedup"]}
-        for name in ("mlp", "gradients", "iterations", "diffusion", "resnet")
-        for row in best(
-            [row for row in rows.get(name, []) if row.get("part") not in ("accuracy", "stopped")],
-            without=report.SEQUENTIAL,
-        )
-    ]
-    groups = pd.DataFrame(found).groupby(["experiment", "direction"], sort=False)["n"]
+    """How fast the default is, and how often a parallel program beats the best loop."""
+    found: list[Row] = []
+    for name in ("mlp", "gradients", "diffusion", "resnet"):
+        mine = [row for row in rows.get(name, []) if row.get("part") not in ("accuracy", "stopped")]
+        kinds = {
+            "default": filter(report.is_default, mine),
+            "parallel": best(mine, report.SEQUENTIAL),
+        }
+        found += [{"experiment": name, "direction": "forward", **row, "of": kind}
+                  for kind, every in kinds.items() for row in every]  # fmt: skip
+    keys = ["experiment", "direction"]
+    default, parallel = (
+        frame(found, of=kind).groupby(keys, sort=False)["speedup"]
+        for kind in ("default", "parallel")
+    )
     columns = {
-        "cases": groups.size(),
-        "parallel is faster": groups.agg(lambda n: int((n > 1).sum())),
-        "speedup, median": groups.median(),
-        "best": groups.max(),
-        "worst": groups.min(),
+        "cases": default.size(),
+        "default is faster": default.agg(lambda n: int((n > 1).sum())),
+        "median": default.median(),
+        "worst": default.min(),
+        "best": default.max(),
+        "all steps at once: faster": parallel.agg(lambda n: f"{(n > 1).sum()} of {len(n)}"),
     }
-    return pd.DataFrame(columns).reset_index()
+    return pd.DataFrame(columns).reset_index().rename(columns={"median": "speedup, median"})
 
 
 def gradients_adjoints(rows: Rows) -> pd.DataFrame:
@@ -296,46 +322,23 @@ def parity_schedulers(rows: Rows) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def parity_options(rows: Rows) -> pd.DataFrame:
-    """The same, by the fields that configurations set."""
-    found = pd.DataFrame(
-        {"scheduler": row["scheduler"].removesuffix("Scheduler"), "field": field}
-        | {"values": f"`{value}`", "difference": row["difference"]}
-        for row in rows["parity"]
-        for field, value in row.get("fields", {}).items()
-    )
-    groups = found.groupby(["scheduler", "field"], sort=False)
-    columns = {
-        "values": groups["values"].agg(lambda each: ", ".join(each.unique())),
-        "configurations": groups.size(),
-        "largest difference": groups["difference"].max(),
-    }
-    return pd.DataFrame(columns).reset_index()
-
-
-def _kernels(rows: Rows, key: str) -> Iterator[tuple[str, pd.DataFrame, Row]]:
-    """By headline: a title, all programs of which ``key`` is counted, the best parallel one."""
-    counted = [row for row in rows["kernels"] if key in row]
+def _fewest(rows: Rows, key: str) -> pd.DataFrame:
+    """What is counted of the programs with the least of it, by headline."""
+    counted, found = [row for row in rows["kernels"] if key in row], []
     for title, (_, labels, _) in report.HEADLINES.items():
         mine = frame(counted, **{name: cell for name, cell in labels.items() if name != "batch"})
-        if title == report.REWRITTEN or mine.empty:
+        if mine.empty:
             continue
-        ours = mine[~mine["sequential"].astype(bool) & ~mine["captured"].astype(bool)]
-        if len(ours):
-            best = ours.loc[ours[key].astype(float).idxmin()]
-            yield title.replace("the same", "MLP"), mine, best
-
-
-def _fewest(rows: Rows, key: str) -> pd.DataFrame:
-    """What is counted of the programs with the least of it."""
-    found = []
-    for title, mine, ours in _kernels(rows, key):
-        loops = mine[mine["sequential"].astype(bool) & ~mine["program"].str.startswith("fused")]
-        first, least = loops[key].iloc[0], loops[key].min()
-        line = {f"{key}, {loops['target'].iloc[0]}": title, "lax.scan": first}
-        line |= {"fewest of a loop": least, "fewest in parallel": ours[key], "by": ours["program"]}
-        line |= {"fewer than lax.scan": first / ours[key], "fewer than the loop": least / ours[key]}
-        found.append(line)
+        sequential, captured = (mine[name].astype(bool) for name in ("sequential", "captured"))
+        parallel = mine[~sequential & ~captured]
+        loops = mine[sequential & ~mine["program"].str.startswith("fused")]
+        if len(parallel):
+            ours = parallel.loc[parallel[key].astype(float).idxmin()]
+            first, least = loops[key].iloc[0], loops[key].min()
+            line = {f"{key}, {loops['target'].iloc[0]}": title.replace("the same", "MLP")}
+            line |= {"lax.scan": first, "fewest of a loop": least, "fewest in parallel": ours[key]}
+            line |= {"by": ours["program"], "fewer than lax.scan": first / ours[key]}
+            found.append(line | {"fewer than the loop": least / ours[key]})
     return pd.DataFrame(found)
 
 
@@ -347,7 +350,7 @@ def prediction_errors(rows: Rows) -> pd.DataFrame:
 
 SPECS = yaml.safe_load((ROOT / "docs" / "tables.yml").read_text(encoding="utf-8"))
 COMPUTED = (overview, gradients_adjoints, gradients_layers, decide_regret, decide_breakeven)
-COMPUTED += (iterations_accuracy, field_predictability, parity_schedulers, parity_options)
+COMPUTED += (iterations_accuracy, field_predictability, parity_schedulers)
 TABLES: dict[str, Table] = {name: partial(described, spec=spec) for name, spec in SPECS.items()}
 TABLES |= {of.__name__: of for of in (*COMPUTED, prediction_errors)}
 TABLES |= {

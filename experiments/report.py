@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from experiments.bench import results
 from experiments.bench.plots import Figures, can_draw, dots, loops, save, styled
-from experiments.bench.summary import CAPTURED, best
+from experiments.bench.summary import CAPTURED, best, labels
 from experiments.bench.table import Row, markdown
 
 BEGIN, END = (
@@ -27,11 +28,12 @@ BEGIN, END = (
     "<!-- end of results -->",
 )
 NOTE = (
-    "Speedups over the fastest of `jax.lax.scan`, the same with `unroll=4` or `16`, and, for short "
-    "chains, a Python loop, and on a GPU `Sequential(fused=True)`; below 1 is slower.\n"
-    "Published figures come from other machines and other sequential programs. "
-    "A / B: forward pass by A, backward pass by B. On a CPU every method here solves its linear "
-    "recurrence sequentially."
+    "**Default** is the speedup of what deeppcr does if nothing is asked for, over the best loop: "
+    "the fastest of `jax.lax.scan`, the same with `unroll=4` or `16`, for short chains a Python "
+    "loop, and on a GPU `Sequential(fused=True)`. Below 1 is slower. *Compile* is the time to trace "
+    "and compile it, in brackets that of `jax.lax.scan`.\n"
+    "*All steps at once* is the fastest parallel program; A / B: forward pass by A, backward pass "
+    "by B. *Published* figures are of parallel programs on other machines, over other loops."
 )
 RANGE = re.compile(r"(<!-- measured: (\w+) -->).*?(<!-- end -->)")
 # Programs that may compute step by step: where they do, they are never taken for parallel ones.
@@ -54,10 +56,8 @@ WIDE_GRU = "gradients", {"part": "adjoints", "L": 10_000, "w": 4} | GRU
 LONG_GRU = "gradients", {"part": "grid", "L": 100_000, "w": 1} | GRU
 RESNET = "resnet", {"part": "times", "L": 1024}
 LATENT = "diffusion", {"part": "speed", "kind": "latent", "L": 1000}
-REWRITTEN = "MLP forward, no parallel program: the sequential loop, rewritten"
 # Title -> experiment, labels of the case, and the speedup of a parallel program that others report.
-# Of several cases that have the labels, the one of the largest speedup is taken. The last line is
-# about the sequential program that "auto" makes of the loop, and not about parallel ones.
+# Of several cases that have the labels, the one of the largest speedup is taken.
 HEADLINES: dict[str, tuple[str, Row, str]] = {
     "GRU of 4 units, T = 10,000, gradient": (*WIDE_GRU, ""),
     "GRU of 1 unit, T = 100,000, gradient": (*LONG_GRU, "808 (DEER)"),
@@ -66,7 +66,14 @@ HEADLINES: dict[str, tuple[str, Row, str]] = {
     "the same, forward pass": ("mlp", MLP | {"direction": "forward"}, "30 (DeepPCR)"),
     "residual network of 1024 blocks, training": (*RESNET, "7 (DeepPCR)"),
     "latent diffusion, 1000 steps, sampling": (*LATENT, "11 (DeepPCR)"),
-    REWRITTEN: ("mlp", MLP | {"direction": "forward"}, ""),
+}
+# What sentences of the README say: the default's speedups over the best loop, for 2 to 16 units.
+# Name -> start of the device's name, experiment, direction.
+RANGES = {
+    "forward": ("cpu", "gradients", "forward"),
+    "gradient": ("cpu", "gradients", "gradient"),
+    "gpu": ("nvidia", "gradients", "gradient"),
+    "gpu_layers": ("nvidia", "mlp", "gradient"),
 }
 
 
@@ -102,40 +109,50 @@ def read(folder: Path = results.FOLDER) -> list[Device]:
 
 
 def headlines(devices: Sequence[Device]) -> str:
-    """The table of the README: published, measured and predicted speedups."""
+    """The table of the README: the default's speedup, that of a parallel program, and others'."""
     rows: list[Row] = []
-    for title, (experiment, labels, published) in HEADLINES.items():
+    for title, (experiment, case, published) in HEADLINES.items():
         found = [
-            {"on": device.name} | cells
+            {"on": device.name.removeprefix("nvidia-").split("-")[0].upper()} | cells
             for device in devices
-            if (cells := _headline(title, labels, device.rows.get(experiment, [])))
-        ] or [{"on": "", "measured": "", "predicted": "", "by": ""}]
-        first = {"speedup": title, "published, parallel": published}
-        for row in found:  # the title is said once
-            rows.append((first if row is found[0] else dict.fromkeys(first, "")) | row)
-    return markdown(rows)
+            if (cells := _headline(case, device.rows.get(experiment, [])))
+        ] or [{"on": "not measured"}]
+        rows.append({"program": title} | found[0] | {"published": published})
+        rows += [{"program": ""} | cells for cells in found[1:]]  # the title is said once
+    columns = ["program", "on", "**default**", "predicted", "compile, s", "all steps at once", "by"]
+    return markdown([{key: row.get(key, "") for key in [*columns, "published"]} for row in rows])
 
 
-def _headline(title: str, labels: Row, rows: Sequence[Row]) -> Row:
-    """The cells of a device: of the fastest program of the kind that the line is about."""
-    mine = [row for row in rows if labels.items() <= row.items()]
-    if title == REWRITTEN:
-        loops = [row for row in mine if row.get("program") == "auto" and is_loop(row)]
-        found = [row | {"parallel": "the loop, rewritten"} for row in loops]
-    else:
-        found = list(best(mine, without=SEQUENTIAL))
-    top = max(found, key=lambda row: float(row["speedup"]), default=None)
-    if top is None:
-        return {}
-    plain = top["parallel"].removesuffix(CAPTURED)
-    named = PROGRAMS.get(plain, plain) + top["parallel"].removeprefix(plain)
-    predicted = top.get("predicted speedup", "")
-    return {"measured": top["speedup"], "predicted": predicted, "by": named}
+def _headline(case: Row, rows: Sequence[Row]) -> Row:
+    """The cells of a device: what the default does, and the fastest parallel program."""
+    mine = [row for row in rows if case.items() <= row.items()]
+    cells: Row = {}
+    default = max(filter(is_default, mine), key=_speedup, default=None)
+    if default is not None:
+        cells = {"**default**": default["speedup"], "predicted": default["predicted speedup"]}
+        loop = labels(default) | {"program": "lax.scan"}
+        loops = [row for row in mine if loop.items() <= row.items() and "trace s" in row]
+        if loops and "trace s" in default:
+            cells["compile, s"] = f"{_compile(default):.2g} ({_compile(loops[0]):.2g})"
+    top = max(best(mine, without=SEQUENTIAL), key=_speedup, default=None)
+    if top is not None:
+        plain = top["parallel"].removesuffix(CAPTURED)
+        named = PROGRAMS.get(plain, plain) + top["parallel"].removeprefix(plain)
+        cells |= {"all steps at once": top["speedup"], "by": named}
+    return cells
 
 
-def is_loop(row: Row) -> bool:
-    """Whether a program of "auto" is as deep as the loop: the loop, rewritten."""
-    return bool(row.get("depth speedup", 1.0) <= 1.0)
+def is_default(row: Row) -> bool:
+    """Whether a row is of what deeppcr does by default, and was measured."""
+    return row.get("program") == "auto" and "speedup" in row
+
+
+def _speedup(row: Row) -> float:
+    return float(row["speedup"])
+
+
+def _compile(row: Row) -> float:
+    return float(row["trace s"]) + float(row["compile s"])
 
 
 def measured(device: Device, *experiments: str) -> str:
@@ -161,26 +178,21 @@ def readme(devices: Sequence[Device]) -> str:
 
 
 def measured_ranges(devices: Sequence[Device]) -> dict[str, str]:
-    """What sentences of the README say of CPUs, between ``<!-- measured: NAME -->`` and an end.
-
-    gradient: the speedups of gradients of narrow recurrent networks over the best loop, by "auto".
-    loop: the time of the sequential program that "auto" makes of a loop, forward, in that of the
-    best `jax.lax.scan`.
-    """
-    gradients, loops = [], []
-    on_cpu = [device.rows for device in devices if device.name == "cpu"]
-    rows = [of.get(name, []) for of in on_cpu for name in ("gradients", "mlp")]
-    for row in chain.from_iterable(rows):
-        if row.get("program") == "auto" and "speedup" in row:
-            if row["direction"] == "gradient" and 2 <= row["w"] <= 16:
-                gradients += [row["speedup"]] if row["kind"] in ("gru", "lstm") else []
-            if row["direction"] == "forward" and is_loop(row):
-                loops.append(1 / row["speedup"])
-    return {"gradient": _range(gradients, " times"), "loop": _range(loops)}
-
-
-def _range(numbers: Sequence[float], unit: str = "") -> str:
-    return f"{min(numbers):.1f} to {max(numbers):.1f}{unit}" if numbers else "not measured"
+    """`RANGES`, in words; they stand between ``<!-- measured: NAME -->`` and an end."""
+    found = {}
+    for name, (start, experiment, direction) in RANGES.items():
+        every = [of.rows.get(experiment, []) for of in devices if of.name.startswith(start)]
+        mine = [
+            row for row in chain.from_iterable(every) if is_default(row) and 2 <= row["w"] <= 16
+        ]
+        kinds = ("gru", "lstm", "tanh", "relu")
+        mine = [row for row in mine if row["direction"] == direction and row["kind"] in kinds]
+        numbers = sorted(map(_speedup, mine))
+        found[name] = "not measured"
+        if numbers:
+            least, most = numbers[0], numbers[-1]
+            found[name] = f"{median(numbers):.1f} times (median; {least:.1f} to {most:.1f})"
+    return found
 
 
 @styled
@@ -191,7 +203,7 @@ def picture(rows: Sequence[Row]) -> Figures:
     ]
     found: dict[Any, Row] = {}
     for row in gradients:  # of a case that two parts of the experiment measure, the first
-        if row["program"] == "auto" and "speedup" in row:
+        if is_default(row):
             found.setdefault((row["w"], row["L"], row["batch"]), row)
     if not found:
         return {}

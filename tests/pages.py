@@ -28,8 +28,11 @@ def blocks(text: str) -> Iterator[str]:
         yield "\n" * text[: found.start(1)].count("\n") + found.group(1)
 
 
-def run(text: str, name: str) -> None:
+def run(text: str, name: str) -> str:
     """Run all blocks of a page; a line number in an error is one of the page.
+
+    Returns:
+        The page with what is printed in the place of what it promises.
 
     Raises:
         AssertionError: something else is printed than the page says.
@@ -41,10 +44,14 @@ def run(text: str, name: str) -> None:
             with contextlib.redirect_stdout(printed):
                 exec(compile(ast.Module([statement], []), name, "exec"), namespace)
             wanted, got = promised(statement, block), printed.getvalue()
-            if wanted and not doctest.OutputChecker().check_output(wanted, got, OPTIONS):
+            if not wanted:
+                continue
+            if not doctest.OutputChecker().check_output(wanted, got, OPTIONS):
                 raise AssertionError(
                     f"{name}, line {statement.lineno} prints\n{got}\nand not\n{wanted}"
                 )
+            text = text.replace(commented(wanted), commented(got), 1)
+    return text
 
 
 def promised(statement: ast.stmt, block: str) -> str:
@@ -58,6 +65,11 @@ def promised(statement: ast.stmt, block: str) -> str:
             break
         wanted.append(line[2:] + "\n")
     return "".join(wanted)
+
+
+def commented(text: str) -> str:
+    """Lines as a page has them."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
 
 
 def run_docstrings(package: str) -> None:

@@ -61,8 +61,15 @@ def test_what_a_page_says_is_printed(comment, is_right):
             run(page, "page.md")
 
 
+def test_what_is_printed_takes_the_place_of_dots():
+    page = 'Say:\n\n```python\nprint("one\\n\\ntwo")\n# o...\n#\n# ...\n```\n# ...\n'
+    assert run(page, "page.md") == page.replace("# o...\n#\n# ...", "# one\n#\n# two")
+
+
 def test_the_readme_is_read_in_one_sitting():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 180
+    assert lines.index("```python") < 40
 
 
 # -- formulas

@@ -303,38 +303,43 @@ def row(program: str, ms: float, **more: Any) -> Row:
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     """The results of a CPU and of a GPU."""
-    loop = {"depth speedup": 1.0}
-    cpu = [row("lax.scan", 8.0), row("newton", 16.0), row("auto", 1.0) | loop]
+    loop = {"depth speedup": 1.0, "trace s": 0.5, "compile s": 1.0}
+    cpu = [row("lax.scan", 8.0) | loop, row("newton", 16.0), row("auto", 1.0) | loop]
     cpu += [row("lax.scan", 8.0, part="slow"), row("newton", 32.0, part="slow")]
     stopped = row("unconverged", 0.1) | {"ended": "not converged"}
     gpu = [row("lax.scan", 8.0), row("newton", 0.2), row("auto", 0.1) | {"depth speedup": 9.0}]
     for name, rows in {"cpu": [*cpu, stopped], "gpu": gpu}.items():
         results.write(tmp_path / name / "mlp.jsonl", rows, complete=name == "cpu")
+        results.write(tmp_path / name / "gradients.jsonl", rows)
     return tmp_path
 
 
 def test_the_readme_says_what_the_files_say(toy: Path) -> None:
     readme = toy / "README.md"
-    sentence = "<!-- measured: loop -->?<!-- end -->"
+    sentence = "<!-- measured: forward -->?<!-- end -->"
     readme.write_text(f"# Toy {sentence}\n{report.BEGIN}\nold\n{report.END}\nthe rest\n")
     devices = [one for one in report.read(toy) if one.rows]
     report.rewrite(readme, report.readme(devices), report.measured_ranges(devices))
     text = readme.read_text()
-    assert text.startswith("# Toy <!-- measured: loop -->0.1 to 0.1<!-- end -->\n")
+    expected = "8.0 times (median; 8.0 to 8.0)"
+    assert text.startswith(f"# Toy <!-- measured: forward -->{expected}<!-- end -->\n")
     assert text.endswith(f"\n{report.END}\nthe rest\n")
     lines = [line for line in text.splitlines() if line.startswith("|")]
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     of = {line[0] or "on the GPU": line[1:] for line in table}
-    # A sequential program never stands beside a published speedup.
-    assert of["the same, forward pass"] == ["30 (DeepPCR)", "cpu", "0.5", "5", "Newton's method"]
-    assert of["on the GPU"][1:] == ["gpu", "80", "5", '"auto"']
-    assert of[report.REWRITTEN] == ["", "cpu", "8", "5", "the loop, rewritten"]
-    assert of["the same, backward pass alone"] == ["200 (DeepPCR)", "", "", "", ""]
+    # The default beside the fastest parallel program, which it may be itself, if it is parallel.
+    on_cpu = ["CPU", "8", "5", "1.5 (1.5)", "0.5", "Newton's method", "30 (DeepPCR)"]
+    assert of["the same, forward pass"] == on_cpu
+    assert of["on the GPU"] == ["GPU", "80", "5", "", "80", '"auto"', ""]
+    assert of["the same, backward pass alone"] == ["not measured", *5 * [""], "200 (DeepPCR)"]
     assert re.search(r"^cpu: .*gpu: .* Stopped early\.$", text, re.MULTILINE)
-    for wrong, said in ((report.BEGIN, "has 0 places for results"), ("loop", "no range is called")):
-        readme.write_text(text.replace(wrong, "else"))
+    for wrong, said in (
+        (report.BEGIN, "has 0 places for results"),
+        ("measured: forward", "no range is called"),
+    ):
+        readme.write_text(text.replace(wrong, "measured: else"))
         with pytest.raises(SystemExit, match=said):
-            report.rewrite(readme, "", {"loop": ""})
+            report.rewrite(readme, "", {"forward": ""})
 
 
 def test_our_own_readme_says_what_the_kept_files_say(tmp_path: Path) -> None:
