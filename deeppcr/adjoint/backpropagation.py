@@ -71,13 +71,13 @@ class Backpropagation:
             own, g_l = step
             lam = add(g_l, mu)
             if at_once:
-                return steps(own, lam), stack_equal(lam) if stacks else lam
+                return steps(own, lam), stack_equal(lam, lam) if stacks else lam
             state, inputs = own
             _, pull = jax.vjp(partial(chain.step, inputs=inputs, captured=chain.captured), state)
             return pull(lam)[0], lam
 
         mu, lam = chain.axis.reversed.scan(body, enter, (own, g), whole=whole)
-        return from_split(lam, enter) if stacks else lam, mu
+        return from_split(lam, enter, 1) if stacks else lam, mu
 
     def on_shard(self, axis: ChainAxis) -> "Backpropagation":
         """See `AdjointSolver`."""

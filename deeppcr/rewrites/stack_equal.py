@@ -9,31 +9,32 @@ its threads if they are more than eight.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 MOST = 256  # entries of an array that is put into another
 
 
-def stack_equal(arrays: Sequence[Array]) -> list[Array]:
-    """Those of one shape and dtype stacked on a new axis 0, and all others."""
+def stack_equal(arrays: Sequence[Array], like: Sequence[Any], axis: int = 0) -> list[Array]:
+    """Those whose ``like`` are of one shape and dtype stacked on a new ``axis``, and all others."""
     return [
-        arrays[group[0]] if len(group) == 1 else jnp.stack([arrays[i] for i in group])
-        for group in _group_by_type(arrays)
+        arrays[group[0]] if len(group) == 1 else jnp.stack([arrays[i] for i in group], axis)
+        for group in _group_by_type(like)
     ]
 
 
-def from_split(arrays: Sequence[Array], like: Sequence[Array]) -> list[Array]:
-    """What `stack_equal` stacked, of many steps: ``[L, ...]``. ``like``: the arrays of a step."""
+def from_split(arrays: Sequence[Array], like: Sequence[Any], axis: int = 0) -> list[Array]:
+    """What `stack_equal` has stacked."""
     found = {}
     for array, group in zip(arrays, _group_by_type(like), strict=True):
         for k, i in enumerate(group):
-            found[i] = array if len(group) == 1 else array[:, k]
+            found[i] = array if len(group) == 1 else lax.index_in_dim(array, k, axis, False)
     return [found[i] for i in range(len(like))]
 
 
-def _group_by_type(arrays: Sequence[Array]) -> list[list[int]]:
+def _group_by_type(arrays: Sequence[Any]) -> list[list[int]]:
     """The indices of arrays that belong together."""
     found: dict[object, list[int]] = {}
     for i, x in enumerate(arrays):

@@ -276,3 +276,19 @@ def test_a_step_is_asked_again_on_every_platform():
 def test_only_products_of_the_state_copy_matrices(step, copies):
     program = Program.of(jax.make_jaxpr(step)(W, W))
     assert copies_matrices(program, 1) is copies
+
+
+def test_many_scalars_are_one_array_in_the_loop():
+    def step(z, x):
+        z = [jnp.tanh(a * b + x) for a, b in zip(z, [*z[1:], z[0]], strict=True)]
+        return z, z
+
+    def loss(scan, z):
+        last, zs = scan(step, z, XS[:, 0, 0])
+        return sum(last) + sum(map(jnp.sum, zs))
+
+    start = list(normal(4, 40))
+    few = partial(scan, batch_ndim=0)
+    ours, theirs = (jax.jit(jax.value_and_grad(partial(loss, f))) for f in (few, jax.lax.scan))
+    assert f"tensor<{L}x40x" in jax.jit(partial(loss, few)).lower(start).as_text()
+    assert_agree(ours(start), theirs(start))

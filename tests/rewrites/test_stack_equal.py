@@ -19,9 +19,9 @@ LEAVES = [
 
 def test_all_come_back_in_order():
     def body(carry, _):
-        return carry, stack_equal(list(map(jnp.asarray, LEAVES)))
+        return carry, stack_equal(list(map(jnp.asarray, LEAVES)), LEAVES)
 
     found = jax.lax.scan(body, 0, length=3)[1]
     assert len(found) == 5
-    for ours, leaf in zip(from_split(found, LEAVES), LEAVES, strict=True):
+    for ours, leaf in zip(from_split(found, LEAVES, 1), LEAVES, strict=True):
         np.testing.assert_array_equal(ours, np.stack([leaf] * 3), strict=True)
