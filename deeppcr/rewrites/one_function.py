@@ -9,7 +9,9 @@ the same, but for the order of the sums in products.
 # jax 0.10.2, 2 cores, a GRU step, batch 1: 0.3 of the time for 8 to 32 units, 0.5 for 128; batch 8:
 # 0.1 for 4 units, 0.2 for 8, 0.3 for 16 and 32, 0.75 for 128.
 
+import warnings
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from itertools import compress
 from typing import Any
 
@@ -39,11 +41,10 @@ from depth.jaxprs import (
 )
 from depth.primitives import primitive
 
-# What XLA reads from a call. Only versions of jax whose programs have been compiled with it here
-# use it: a loop that contains what such a function cannot contain would not compile.
+# What XLA reads from a call. It is private to XLA: see `is_honoured`.
 MARK = {"xla_cpu_small_call": "true", "inlineable": "false"}
 UNMARK = {"xla_cpu_small_call": "false", "inlineable": "true"}
-BEFORE = (0, 13)
+EMITTED = b"computation_kernel"  # stands in the code of such a function (jax 0.10 to 0.12)
 # The operations that such a function may contain, in any number.
 _NAMES = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh broadcast_in_dim cbrt ceil clamp
@@ -72,8 +73,35 @@ MANY = 32
 
 
 def is_possible() -> bool:
-    """Whether programs are traced for a CPU, by a version of jax that is known to do it."""
-    return platform() == "cpu" and jax.__version_info__ < BEFORE
+    """Whether programs are traced for a CPU, whose compiler makes such functions."""
+    return platform() == "cpu" and is_honoured()
+
+
+@cache
+def is_honoured() -> bool:
+    """Whether XLA compiles a small loop to one function; asked once, and warned of if it does not.
+
+    Not on import: that would start jax's devices before `jax.distributed.initialize` can.
+    """
+    vector = jax.ShapeDtypeStruct((1024,), jnp.float32)
+    loop = jax.make_jaxpr(lambda x: lax.fori_loop(0, 2, lambda _, x: jnp.sin(x) + x[::-1], x))
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # the program is exported from a machine that jax uses without its CPU
+        return False
+    try:
+        with jax.default_device(device):
+            compiled = jax.jit(partial(_marked, call_jaxpr=loop(vector))).lower(vector).compile()
+        found = EMITTED in compiled.runtime_executable().serialize()
+    except Exception:  # an interface of jax has changed
+        found = False
+    if not found:
+        warnings.warn(
+            f"loops on a CPU run as in jax.lax.scan, not as one function, which was faster: "
+            f"XLA of jax {jax.__version__} does not compile them so. Results are the same.",
+            stacklevel=2,
+        )
+    return found
 
 
 def fits(program: Any) -> bool:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -244,9 +244,12 @@ def test_several_devices_run_it_as_it_is():
     subprocess.run([sys.executable, "-c", PARTITIONED], env=os.environ | flags, check=True)
 
 
-def test_later_versions_of_jax_run_it_as_it_is(monkeypatch):
-    monkeypatch.setattr(one_function, "BEFORE", (0, 10))
-    assert not is_marked(partial(scan, dense), Z, XS)
+def test_where_xla_ignores_the_mark_a_warning_says_so(monkeypatch):
+    monkeypatch.setattr(one_function, "MARK", {"xla_cpu_another_call": "true"})
+    monkeypatch.setattr(one_function, "is_honoured", cache(one_function.is_honoured.__wrapped__))
+    with pytest.warns(UserWarning, match="Results are the same"):
+        assert not is_marked(partial(scan, dense), Z, XS)
+    assert_agree(scan(dense, Z, XS), jax.lax.scan(dense, Z, XS))  # asked only once
 
 
 def test_a_step_that_reads_matrices_of_its_own_runs_as_it_is(monkeypatch):
