@@ -30,10 +30,9 @@ from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.optim import Packed, Packing, pack
 from deeppcr.planning import Plan, plan, tune
-from deeppcr.ran import Ran
 from deeppcr.recipes import delay, masked, resetting
 from deeppcr.sequential import Sequential
-from deeppcr.solution import NotConverged, Result, Solution, Stats
+from deeppcr.solution import NotConverged, Result, Solution, SolvedBy, Stats
 
 __version__ = "0.1.0"  # the one place where it is written: pyproject.toml reads it here
 
@@ -60,7 +59,6 @@ __all__ = [
     "ParallelCyclicReduction",
     "Plan",
     "PrefixScan",
-    "Ran",
     "Recurrence",
     "Result",
     "Scalar",
@@ -68,6 +66,7 @@ __all__ = [
     "Sequential",
     "Sharded",
     "Solution",
+    "SolvedBy",
     "Stack",
     "Stats",
     "Surrogate",

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.adjoint import Adjoint
-from deeppcr.avals import like
 from deeppcr.chain import TracedChain
 from deeppcr.checks import describe
 from deeppcr.choose import MethodOption
@@ -27,7 +26,6 @@ from deeppcr.eager import is_hashable, kept
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import is_number
-from deeppcr.ran import Ran
 from deeppcr.sequential import Sequential
 from deeppcr.solution import Run, Stats
 from deeppcr.state import Leaves
@@ -92,28 +90,26 @@ def _run(chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solv
         return solve(here, method, inside)
 
     def advance(before: Any, part: tuple[Array, Leaves]) -> tuple[Any, tuple[Leaves, Leaves]]:
-        (state, sum_of, worst, _), (index, inputs) = before, part
+        (state, so_far), (index, inputs) = before, part
         run = segment(state, inputs, chain.captured, len(index))
-        now = run.stats
-        stats = Stats(
-            sum_of.iterations + now.iterations,
-            jnp.maximum(sum_of.residual, now.residual.astype(sum_of.residual.dtype)),
-            sum_of.prefix + jnp.where(sum_of.prefix == index[0], now.prefix, 0),
-        )
-        after = run.last, stats, jnp.maximum(worst, run.result), run.ran
-        return after, (run.trajectory, run.outputs)
+        return (run.last, _joined(so_far, run, index[0])), (run.trajectory, run.outputs)
 
-    shape, length = chain.mapped, chain.length
-    nothing = Stats.of_sequential(0, chain.layout.dtype, shape), jnp.zeros(shape, jnp.int32)
-    begin = chain.initial, *like((*nothing, Ran.sequential(shape)), chain.initial)
-    (state, stats, worst, ran), (states, outputs) = scan_in_chunks(
-        advance,
-        begin,
-        (jnp.arange(length, dtype=jnp.int32), chain.inputs),
-        length=length,
-        size=adjoint.checkpoint,
+    length = chain.length
+    none = Run.of_sequential(dataclasses.replace(chain, length=0), [], [], [])
+    parts = jnp.arange(length, dtype=jnp.int32), chain.inputs
+    (state, run), (states, outputs) = scan_in_chunks(
+        advance, (chain.initial, none), parts, length=length, size=adjoint.checkpoint
     )
-    return Run(states, outputs, stats, worst, ran, state)
+    return dataclasses.replace(run, trajectory=states, outputs=outputs, last=state)
 
 
 _run_compiled = jax.jit(_run, static_argnames=("method", "adjoint", "solve"))
+
+
+def _joined(before: Run, now: Run, done: Array) -> Run:
+    """The description of a run of ``done`` steps and of the next ones."""
+    first, second = before.stats, now.stats
+    prefix = first.prefix + jnp.where(first.prefix == done, second.prefix, 0)
+    residual = jnp.maximum(first.residual, second.residual.astype(first.residual.dtype))
+    stats = Stats(first.iterations + second.iterations, residual, prefix)
+    return Run([], [], stats, jnp.maximum(before.result, now.result), now.method)

@@ -53,8 +53,7 @@ def _ended(run: Run, method: MethodOption, length: int) -> Run:
     """The run, once its end has been reported to the user, or raised."""
     if isinstance(method, Newton) and method.on_failure == "raise":
         _raise_unless_converged(run, length)
-    iterations = run.stats.iterations
-    report_end(method.progress, length, run.ran.method, run.result, iterations, run.last)
+    report_end(method.progress, length, run)
     return run
 
 

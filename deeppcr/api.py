@@ -25,10 +25,9 @@ from deeppcr.newton.guess import guess_of_state
 from deeppcr.newton.tolerance import is_number, tolerances
 from deeppcr.platforms import is_eager, platforms
 from deeppcr.progress import report_end
-from deeppcr.ran import Ran, Why
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
-from deeppcr.solution import Result, Solution, Stats
+from deeppcr.solution import Result, Run, Solution, SolvedBy, Stats
 from deeppcr.state import check_batch
 
 
@@ -142,8 +141,8 @@ def solve(
         **unknown: not used; the error names the closest argument.
 
     Returns:
-        a `Solution` with the last state, the trajectory, statistics, a result code, and what ran
-        and why. ``value`` and ``trajectory`` are differentiable with respect to ``z0``, the inputs
+        a `Solution` with the last state, the trajectory, statistics, a result code, and the
+        method. ``value`` and ``trajectory`` are differentiable with respect to ``z0``, the inputs
         of the chain and the arrays that its step closes over.
 
     Raises:
@@ -172,7 +171,7 @@ def solve(
             axis = find_sharding(chain.inputs, chain.sharding, chosen, wanted) or LOCAL
             run = solve_chain(dataclasses.replace(traced, axis=axis), chosen, wanted)
             value, trajectory = carry.value(run.last), carry.trajectory(run.trajectory, length)
-            return Solution.of(value, trajectory, run.stats, run.result, run.ran)
+            return Solution.of(value, trajectory, run)
 
     def body(z: Any, x: Any) -> tuple[Any, Any]:
         z = chain.step(z, x)
@@ -180,9 +179,7 @@ def solve(
 
     given = None if jax.tree.leaves(chain.inputs) else length
     value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, given)
-    stats = Stats(jnp.int32(0), jnp.float32(0), jnp.asarray(length, jnp.int32))
-    _, ran = _plainly((value, trajectory), chosen, length)
-    return Solution.of(value, trajectory, stats, jnp.int32(Result.CONVERGED), ran)
+    return Solution.of(value, trajectory, _plainly((value, trajectory), chosen, length)[1])
 
 
 def forward(
@@ -303,12 +300,13 @@ def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
 
 def _plainly(
     results: tuple[Any, Any], method: MethodOption, length: Any
-) -> tuple[tuple[Any, Any], Ran]:
-    """The results of `jax.lax.scan`, and how to describe it; it is reported as any other run."""
-    ran = Ran.sequential(why=Why.AS_SCAN if isinstance(method, Auto) else Why.ASKED)
+) -> tuple[tuple[Any, Any], Run]:
+    """The results of `jax.lax.scan`, and its run; it is reported as any other run."""
     result, last = jnp.int32(Result.CONVERGED), list(map(jnp.asarray, jax.tree.leaves(results[0])))
-    report_end(method.progress, length, ran.method, result, jnp.int32(0), last)
-    return results, ran
+    stats = Stats(jnp.int32(0), jnp.float32(0), jnp.asarray(length, jnp.int32))
+    run = Run([], [], stats, result, jnp.int32(SolvedBy.SCAN), last)
+    report_end(method.progress, length, run)
+    return results, run
 
 
 def _is_plain(method: MethodOption, adjoint: AdjointOption) -> bool:

@@ -40,8 +40,8 @@ def solve(problem: Problem) -> Run:
     solvers = {}
     for platform, method in problem.methods().items():
         solvers[platform] = problem.with_arrays(method).bind(*problem.chains)
-    run = by_platform({name: solver.solve for name, solver in solvers.items()})(problem.chain)
-    return problem.with_reason(run)
+    run: Run = by_platform({name: solver.solve for name, solver in solvers.items()})(problem.chain)
+    return run
 
 
 @partial(solve.defjvp, symbolic_zeros=True)
@@ -54,7 +54,6 @@ def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
 
     found, moved = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
     run, *pushed = by_platform(found)(moved)
-    run = problem.with_reason(run)
     return run, run.with_tangents(*pushed)
 
 
@@ -219,7 +218,7 @@ def _push(
 
     found, moved = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
     run, t, by_outputs, last = by_platform(found)(moved)
-    results = jax.tree.leaves(problem.with_reason(run))
+    results = jax.tree.leaves(run)
     rest = [None] * (len(results) - len(t) - len(by_outputs) - len(last))  # of statistics
     tangents_out = [
         ad.Zero(jax.typeof(y).to_tangent_aval())

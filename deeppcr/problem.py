@@ -42,7 +42,6 @@ from deeppcr.newton.guess import users_guess
 from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
 from deeppcr.platforms import DEFAULT, differing, platforms
-from deeppcr.ran import Why
 from deeppcr.solution import Run
 from deeppcr.state import Leaves
 from deeppcr.step import Step
@@ -233,12 +232,6 @@ class Problem:
                 if isinstance(method, Newton):
                     found[name] = dataclasses.replace(method, memory=each)
         return differing({name: option.with_options(method) for name, method in found.items()})
-
-    def with_reason(self, run: Run) -> Run:
-        """The run, which tells whether "auto" chose its method."""
-        if not isinstance(self.method, Auto):
-            return run
-        return dataclasses.replace(run, ran=run.ran.because(Why.CHOSEN))
 
     def adjoints(self) -> dict[str, AdjointSolver | Autodiff]:
         """The adjoint, by platform."""

@@ -6,7 +6,7 @@ it is reported when it has ended, as is the sequential fallback: see `report_end
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.checks import describe
-from deeppcr.ran import SEQUENTIAL
-from deeppcr.solution import Result
+from deeppcr.solution import Result, Run, SolvedBy
 
 Function = Callable[[Any, Any, Any], None]
 Progress = bool | Function | None
@@ -54,37 +53,26 @@ class Reporter:
             _print(f"iteration {int(iteration)}: {counts}, residual {_short(float(residual))}")
 
 
-def report_end(
-    progress: Progress,
-    length: Any,
-    method: Array,
-    result: Array,
-    iterations: Array,
-    last: Sequence[Array],
-) -> None:
+def report_end(progress: Progress, length: Any, run: Run) -> None:
     """Report the end of a sequential program, or of a sequential fallback.
 
-    Args:
-        progress: see `Progress`.
-        length: L, which may be symbolic.
-        method: as in `Ran`.
-        result: as in `Solution`.
-        iterations: of Newton's method.
-        last: leaves of the last state: reported once they are known.
+    ``length``: L, which may be symbolic.
     """
     if not progress:
         return
 
     def tell(method: Array, result: Array, iterations: Array, length: Array, *_: Array) -> None:
-        if int(method) != SEQUENTIAL and int(result) != Result.FINISHED_SEQUENTIALLY:
+        if int(method) == SolvedBy.NEWTON and int(result) != Result.FINISHED_SEQUENTIALLY:
             return
         if callable(progress):
             progress(int(iterations), int(length), 0.0)
         else:
             _print(f"sequential: {int(length)} of {int(length)} steps")
 
-    known = [leaf.reshape(-1)[:1] for leaf in last if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    jax.debug.callback(tell, method, result, iterations, jnp.asarray(length, jnp.int32), *known)
+    # Once the last state is known.
+    known = [leaf.reshape(-1)[:1] for leaf in run.last if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    numbers = run.method, run.result, run.stats.iterations, jnp.asarray(length, jnp.int32)
+    jax.debug.callback(tell, *numbers, *known)
 
 
 def _print(line: str) -> None:

@@ -4,10 +4,8 @@ import dataclasses
 from typing import Self
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.avals import like
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_flag, suggests_keywords
@@ -15,9 +13,8 @@ from deeppcr.chunks import even_chunk, run_in_chunks, steps_in_cache
 from deeppcr.fused import CannotFuse, FusedStep, fused_scan
 from deeppcr.platforms import platform, platforms
 from deeppcr.progress import Progress, check_progress
-from deeppcr.ran import Ran
 from deeppcr.rewrites.small_products import write_out
-from deeppcr.solution import Result, Run, Stats
+from deeppcr.solution import Run
 from deeppcr.state import Leaves
 from depth.jaxprs import Replacement
 
@@ -146,12 +143,7 @@ def kernel_of(chain: TracedChain) -> FusedStep | None:
 
 
 def _as_run(chain: TracedChain, last: Leaves, trajectory: Leaves, outputs: Leaves) -> Run:
-    stats = Stats.of_sequential(chain.total, chain.layout.dtype, chain.mapped)
-    converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
-    # As those of other methods, for branches of one program.
-    stats, converged = like((stats, converged), chain.initial)
-    ran = Ran.sequential(chain.mapped)
-    return Run(trajectory, outputs, stats, converged, ran, last if chain.axis == LOCAL else [])
+    return Run.of_sequential(chain, trajectory, outputs, last if chain.axis == LOCAL else [])
 
 
 def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leaves, Leaves, Leaves]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.ran import Ran
+from deeppcr.avals import like
 from depth.report import table
 
 
@@ -35,6 +35,27 @@ class Result(enum.IntEnum):
     PLATEAU = 4
     """Converged as far as its products allow, for which the user asked less than full precision
     (an argument, `jax.default_matmul_precision`): residuals stopped falling at their rounding."""
+
+
+class SolvedBy(enum.IntEnum):
+    """The method that computed a solution: the values of ``Solution.method``.
+
+    A number, so that it stays true under `jax.jit`, `jax.vmap`, `jax.lax.cond` and `jax.lax.scan`:
+    "auto" decides for each platform while jax lowers a program.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.linspace(0.0, 1.0, 100))
+        >>> solution = deeppcr.solve(chain, jnp.array(0.5), method="newton")
+        >>> deeppcr.SolvedBy(int(solution.method)).name
+        'NEWTON'
+    """
+
+    SEQUENTIAL = 0
+    """One step after another."""
+    NEWTON = 1
+    """Newton's method, or a quasi-Newton method."""
+    SCAN = 2
+    """`jax.lax.scan`: the chain cannot be solved in parallel, or ``adjoint`` is "autodiff"."""
 
 
 def is_right(result: Array) -> Array:
@@ -101,21 +122,15 @@ class Stats:
     growth_rate: Array | None = None
     finite: Array | None = None
 
-    @classmethod
-    def of_sequential(cls, length: int, dtype: Any, examples: tuple[int, ...] = ()) -> "Stats":
-        """The stats of a sequential run of ``length`` steps."""
-        none = jnp.zeros(examples, jnp.int32)
-        return cls(none, jnp.zeros(examples, dtype), none + jnp.int32(length))
-
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["value", "trajectory", "stats", "result", "ran"],
+    data_fields=["value", "trajectory", "stats", "result", "method"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """A solved chain. Printed, what ran and why, how it ended, and what to do, if anything.
+    """A solved chain. Printed, which method ran, how it ended, and what to do, if anything.
 
     Attributes:
         value: the last state $z_L$, with the structure, shapes and dtypes of the initial state.
@@ -123,7 +138,7 @@ class Solution:
             ``[L, ...]``.
         stats: the `Stats` of the solve.
         result: int32 scalar, one of `Result`. Under `jax.vmap` it has the mapped axes.
-        ran: which method ran, and why, as a `Ran`: ``print(solution.ran)``, ``solution.ran.name``.
+        method: int32 scalar, one of `SolvedBy`. Under `jax.vmap` it has the mapped axes.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: z + x, jnp.array([2.0, 5.0, 4.0]))
@@ -140,7 +155,7 @@ class Solution:
     trajectory: Any
     stats: Stats
     result: Array
-    ran: Ran
+    method: Array
 
     @property
     def converged(self) -> Array:
@@ -148,10 +163,10 @@ class Solution:
         return is_right(self.result)
 
     @classmethod
-    def of(cls, value: Any, trajectory: Any, stats: Stats, result: Array, ran: Ran) -> "Solution":
-        """A solution that says so if its states are not finite."""
-        stats, result = _looked_through(jax.tree.leaves(trajectory), stats, result)
-        return cls(value, trajectory, stats, result, ran)
+    def of(cls, value: Any, trajectory: Any, run: "Run") -> "Solution":
+        """The solution of a run, which says so if its states are not finite."""
+        stats, result = _looked_through(jax.tree.leaves(trajectory), run.stats, run.result)
+        return cls(value, trajectory, stats, result, run.method)
 
     def __str__(self) -> str:
         try:
@@ -188,7 +203,7 @@ def unrecorded() -> float:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["trajectory", "outputs", "stats", "result", "ran", "last"],
+    data_fields=["trajectory", "outputs", "stats", "result", "method", "last"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +215,7 @@ class Run:
         outputs: leaves of the outputs of all steps.
         stats: see `Stats`.
         result: int32 scalar, one of `Result`.
-        ran: see `Ran`.
+        method: int32 scalar, one of `SolvedBy`.
         last: leaves of ``z_L``; on several devices empty until `solve_chain` has taken them from
             the trajectory.
     """
@@ -209,13 +224,26 @@ class Run:
     outputs: list[Any]
     stats: Stats
     result: Array
-    ran: Ran
+    method: Array
     last: list[Any] = dataclasses.field(default_factory=list)
 
     def with_tangents(self, states: list[Any], outputs: list[Any], last: list[Any]) -> "Run":
         """The tangents of a run: statistics have none."""
-        stats, result, ran = jax.tree.map(_no_tangent, (self.stats, self.result, self.ran))
-        return Run(states, outputs, stats, result, ran, last)
+        stats, result, method = jax.tree.map(_no_tangent, (self.stats, self.result, self.method))
+        return Run(states, outputs, stats, result, method, last)
+
+    @classmethod
+    def of_sequential(
+        cls, chain: Any, states: list[Any], outputs: list[Any], last: list[Any]
+    ) -> "Run":
+        """The run of a `TracedChain`, one step after another."""
+        zero = jnp.zeros(chain.mapped, jnp.int32)
+        residual = jnp.zeros(chain.mapped, chain.layout.dtype)
+        stats = Stats(zero, residual, zero + jnp.int32(chain.total))
+        result, method = zero + jnp.int32(Result.CONVERGED), zero + jnp.int32(SolvedBy.SEQUENTIAL)
+        # As those of other methods, for branches of one program.
+        stats, result, method = like((stats, result, method), chain.initial)
+        return cls(states, outputs, stats, result, method, last)
 
 
 def last_of(states: Array) -> Array:
@@ -235,11 +263,11 @@ def _no_tangent(x: Array) -> Any:
 
 
 def _lines(solution: Solution) -> list[str]:
-    stats, ran, result = solution.stats, solution.ran, Result(int(solution.result))
+    stats, method, result = solution.stats, int(solution.method), Result(int(solution.result))
     states = jax.tree.leaves(solution.trajectory)
     length = len(states[0]) if states else int(stats.prefix)
     rows = {"result": result.name.lower().replace("_", " ")}
-    if bool(ran.is_newton):
+    if method == SolvedBy.NEWTON:
         prefix = f"{int(stats.prefix)} of {length} states"
         if result == Result.FINISHED_SEQUENTIALLY:
             prefix += " by Newton's method, the rest sequentially"
@@ -257,17 +285,18 @@ def _lines(solution: Solution) -> list[str]:
         rows["growth rate"] = f"none: the result is {rows['result']}"
         if bool(is_right(solution.result)):
             rows["growth rate"] = "none: the derivatives of the step are not finite"
-    if advice := _advice(stats, ran, result, rate):
+    if advice := _advice(stats, method, result, rate):
         rows["advice"] = advice
-    return [str(ran), table((), list(rows.items()), "<<")]
+    name = "jax.lax.scan" if method == SolvedBy.SCAN else SolvedBy(method).name.lower()
+    return [name, table((), list(rows.items()), "<<")]
 
 
-def _advice(stats: Stats, ran: Ran, result: Result, rate: float) -> str:
+def _advice(stats: Stats, method: int, result: Result, rate: float) -> str:
     """What to do next, and why; "" if nothing is known to help."""
     if result == Result.NOT_FINITE and stats.finite is not None:
         step = int(stats.finite) + 1
         return f"step {step} is the first whose state is not finite: look at its input"
-    if not bool(ran.is_newton) or result == Result.CONVERGED:
+    if method != SolvedBy.NEWTON or result == Result.CONVERGED:
         return ""
     if result == Result.PLATEAU:
         return (
@@ -276,5 +305,5 @@ def _advice(stats: Stats, ran: Ran, result: Result, rate: float) -> str:
         )
     if stats.growth_rate is None:
         return "Newton(record=True) shows residuals, and whether differences grow"
-    ways = "method='sequential'" if ran.is_damped else "TrustRegion() or method='sequential'"
+    ways = "TrustRegion() or method='sequential'"
     return f"differences grow by {rate:+.3g} a step: {ways}" if rate > 0 else ""

@@ -38,10 +38,9 @@ from deeppcr.axis import LOCAL
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import scan_in_chunks
 from deeppcr.partition import combine, partition
-from deeppcr.ran import Ran
 from deeppcr.rewrites.gradients import plain_gradients
 from deeppcr.sequential import run_sequentially
-from deeppcr.solution import Result, Run, Stats, last_of
+from deeppcr.solution import Run, last_of
 from deeppcr.state import Leaves, add
 from deeppcr.step import Step
 from depth.jaxprs import is_literal, moved_by
@@ -89,9 +88,7 @@ class Autodiff:
         if self.with_stats:
             run = dataclasses.replace(solve(), trajectory=states, outputs=outputs, last=last)
         else:
-            stats = Stats.of_sequential(chain.length, chain.layout.dtype, chain.mapped)
-            converged = jnp.full(chain.mapped, Result.CONVERGED, jnp.int32)
-            run = Run(states, outputs, stats, converged, Ran.sequential(chain.mapped), last)
+            run = Run.of_sequential(chain, states, outputs, last)
         return run, t, by_outputs, of_last
 
 

@@ -17,19 +17,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.avals import abstract, like
+from deeppcr.avals import like
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain import TracedChain
-from deeppcr.linear import Blocks, LinearSolver, ShardSolver, name_of
-from deeppcr.linearize import (
-    BlockDiagonal,
-    Clipped,
-    Dense,
-    Diagonal,
-    Scalar,
-    TracedSurrogate,
-    Zero,
-)
+from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.loops import ITERATION, STEP, iterate, named
 from deeppcr.newton.auto_damping import Trial
 from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
@@ -42,22 +33,9 @@ from deeppcr.newton.precision import cast
 from deeppcr.newton.transforms import Guarded, Solved, Transform, Trip
 from deeppcr.newton.window import Window, forward
 from deeppcr.platforms import platform
-from deeppcr.ran import Ran
-from deeppcr.solution import Result, Run, Stats, unrecorded
+from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
-
-# The names of blocks in the description of a run.
-KINDS: dict[type, str] = {
-    Dense: "dense",
-    Diagonal: "diagonal",
-    BlockDiagonal: "block diagonal",
-    Scalar: "scalar",
-    Zero: "zero",
-    TracedSurrogate: "surrogate",
-    Clipped: "clipped",
-}
-
 
 Next = tuple[Array, Array, list[Any], Array]
 """Whether they are known, the next states, those of the transforms, and whether the size of the
@@ -383,24 +361,8 @@ class NewtonSolver:
         result = jnp.where(ok, success, jnp.int32(failure))
         outputs = chain.outputs(origin, trajectory)
         ends = [z[-1] for z in trajectory] if chain.axis == LOCAL else []
-        return Run(trajectory, outputs, stats, result, self._ran(in_float32), ends)
-
-    def _ran(self, in_float32: TracedChain) -> Ran:
-        """The description of this method."""
-        kind = KINDS.get(type(self.linearization), "other")
-        solver = self.solver.inside if isinstance(self.solver, ShardSolver) else self.solver
-        shapes = partial(self._shapes, in_float32)
-        name = "none" if kind == "zero" else name_of(solver.chosen(shapes))
-        is_damped = isinstance(self.options.damping, TrustRegion)
-        return Ran.newton(kind, name, is_damped)
-
-    def _shapes(self, chain: TracedChain) -> Blocks:
-        """The shapes of the blocks of a window."""
-        window, layout = chain.window(jnp.int32(0), self.window), chain.layout
-        shape = self.window, *layout.batch_shape, layout.width
-        states = abstract(chain.initial[0], shape, layout.dtype)
-        blocks: Blocks = jax.eval_shape(partial(self.linearization.blocks, window), states)
-        return blocks
+        method = jnp.int32(SolvedBy.NEWTON)
+        return Run(trajectory, outputs, stats, result, method, ends)
 
 
 def _branches(chain: TracedChain) -> bool:

@@ -74,7 +74,7 @@ def test_a_solution_is_that_of_all_segments():
     close(got.trajectory, trajectory(chain, START))
     assert (got.result, got.stats.prefix, got.stats.finite) == (0, LENGTH, LENGTH)
     assert int(got.stats.iterations) > 9  # of five segments; as one chain it takes fewer
-    assert got.ran.name == "newton (dense, sequential)"
+    assert got.method == deeppcr.SolvedBy.NEWTON
     assert (not_finite.result, not_finite.stats.finite) == (deeppcr.Result.NOT_FINITE, 12)
     # Two iterations settle two states of the first segment at least, whatever rounding does.
     assert ended.result == deeppcr.Result.NOT_CONVERGED

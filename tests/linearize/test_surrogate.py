@@ -76,8 +76,7 @@ def test_the_solution_is_that_of_the_step(name):
     solution = deeppcr.solve(chain, z0, method=method)
     assert solution.result == deeppcr.Result.CONVERGED
     assert_agree(solution.trajectory, trajectory(chain, z0))
-    kind = "clipped" if isinstance(linearize, Clipped) else "surrogate"
-    assert solution.ran.name == f"newton ({kind}, sequential)"
+    assert solution.method == deeppcr.SolvedBy.NEWTON
 
 
 def test_blocks_are_those_of_the_surrogate():
