@@ -130,7 +130,7 @@ def describe(value: Any, depth: int = 2) -> str:
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
     kind = type(value).__name__
     if isinstance(value, type):
-        return repr(value)
+        return f"the class {value.__name__} (did you mean {value.__name__}()?)"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, list | tuple | dict):

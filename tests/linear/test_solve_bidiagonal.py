@@ -174,7 +174,7 @@ WRONG = [
     ((A, b), {"initial": np.ones(3)}, ValueError, r"initial has shape \[3\], expected \[2\]"),
     ((A, b), {"initial": np.ones(2, np.float32)}, TypeError, "initial has dtype float32"),
     ((A, b), {"solver": "magic"}, ValueError, "'magic', expected a solver or one of the names"),
-    ((A, b), {"solver": CyclicReduction}, TypeError, "solver is <class.*expected a solver or one"),
+    ((A, b), {"solver": CyclicReduction}, TypeError, "solver is the class CyclicReduction .did you mean CyclicReduction.*expected a solver or one"),
 ]
 
 
