@@ -308,7 +308,8 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         result = f(before, jax.tree.unflatten(input_tree, leaves[len(state_leaves) :]))
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise TypeError(
-                f"f returns {describe(result)}, expected a pair (carry, y), as for jax.lax.scan."
+                f"f returns {describe(result)}, expected a pair (carry, y), as for jax.lax.scan; "
+                "a step that returns the next state alone is one for deeppcr.Chain."
             )
         after, outputs = result
         check_same_structure(state, after)
@@ -362,7 +363,7 @@ def check_same_structure(before: Any, after: Any) -> None:
     if old != new:
         raise TypeError(
             f"the step changes the structure of the state: it takes {old} and returns {new}; "
-            "expected the same structure."
+            "expected the same structure. A step that returns (carry, y) is one for deeppcr.scan."
         )
 
 
