@@ -80,7 +80,7 @@ def solve_bidiagonal(
         raise ValueError(
             f"A and b do not fit together: A is {type(blocks).__name__} for vectors "
             f"{_axes(blocks.vector_shape)}, b has shape {_axes(b.shape)}; "
-            "chain, batch and state axes must match exactly."
+            f"expected b {_axes(blocks.vector_shape)}."
         )
     _check_dtype("b", b.dtype, blocks.dtype)
     if initial is not None:
@@ -158,7 +158,7 @@ def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
         return A
     A = jnp.asarray(A)
     if b.ndim < 2:
-        raise ValueError(f"b has shape {_axes(b.shape)}, expected [chain, *batch, state].")
+        raise ValueError(f"b has shape {_axes(b.shape)}, expected [chain, *batch, state]; numbers are [L, 1].")
     if A.ndim == b.ndim + 1 and A.shape[-1] == A.shape[-2]:
         return Matrices(A)
     if A.ndim == b.ndim:
