@@ -171,8 +171,10 @@ class Solution:
     def __str__(self) -> str:
         try:
             return "\n".join(_lines(self))
-        except (jax.errors.ConcretizationTypeError, TypeError, ValueError, IndexError):
-            return repr(self)  # traced, or several chains: no numbers to print
+        except jax.errors.ConcretizationTypeError:
+            return "Solution inside jax.jit: it has no numbers yet. Return it, and print it outside."
+        except (TypeError, ValueError, IndexError):
+            return repr(self)  # several chains
 
 
 @jax.jit
