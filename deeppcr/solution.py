@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import math
 from functools import partial
 from typing import Any
 
@@ -287,13 +288,13 @@ def _lines(solution: Solution) -> list[str]:
         rows["growth rate"] = f"none: the result is {rows['result']}"
         if bool(is_right(solution.result)):
             rows["growth rate"] = "none: the derivatives of the step are not finite"
-    if advice := _advice(stats, method, result, rate):
+    if advice := _advice(stats, method, result, rate, length):
         rows["advice"] = advice
     name = "jax.lax.scan" if method == SolvedBy.SCAN else SolvedBy(method).name.lower()
     return [name, table((), list(rows.items()), "<<")]
 
 
-def _advice(stats: Stats, method: int, result: Result, rate: float) -> str:
+def _advice(stats: Stats, method: int, result: Result, rate: float, length: int) -> str:
     """What to do next, and why; "" if nothing is known to help."""
     if result == Result.NOT_FINITE and stats.finite is not None:
         step = int(stats.finite) + 1
@@ -305,7 +306,11 @@ def _advice(stats: Stats, method: int, result: Result, rate: float) -> str:
             f"residuals fall no further than {float(stats.residual):.1e}, the rounding of the "
             'step\'s products at the precision asked for; "highest" has none'
         )
-    if stats.growth_rate is None:
-        return "Newton(record=True) shows residuals, and whether differences grow"
-    ways = "TrustRegion() or method='sequential'"
-    return f"differences grow by {rate:+.3g} a step: {ways}" if rate > 0 else ""
+    if not int(stats.prefix):
+        return "no step has converged: take method='sequential'"
+    steps = int(stats.prefix) / int(stats.iterations)
+    needed = math.ceil(length / steps)
+    said = f"max_iterations={needed} would do, {steps:.2g} steps each"
+    if jax.default_backend() == "cpu" or needed * math.log2(length) > length:
+        return f"{said}; the loop is faster"
+    return said + (" (or try TrustRegion())" if rate > 0 else "")

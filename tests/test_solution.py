@@ -1,5 +1,6 @@
 """What a solution says: which method ran, how it ended, and what to do."""
 
+import math
 import pickle
 from functools import cache
 
@@ -80,14 +81,17 @@ def advice(chain, **options):
     return {name: rest.strip() for name, rest in rows}, solution
 
 
-def test_growing_differences_are_advised_upon():
+def test_it_is_said_how_many_iterations_a_chain_would_take(monkeypatch):
     rows, solution = advice(CHAOS, record=True)
     rate = rows["growth rate"].removesuffix(" a step")
     assert float(rate) == pytest.approx(float(solution.stats.growth_rate), rel=1e-2)
-    expected = f"differences grow by {rate} a step: TrustRegion() or method='sequential'"
-    assert rows["advice"] == expected
-    rows, _ = advice(CHAOS)
-    assert rows["advice"].startswith("Newton(record=True)")
+    steps = int(solution.stats.prefix) / int(solution.stats.iterations)
+    said = f"max_iterations={math.ceil(L / steps)} would do, {steps:.2g} steps each"
+    assert rows["advice"] == f"{said}; the loop is faster"
+    assert advice(CHAOS)[0]["advice"] == rows["advice"]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(math, "log2", lambda _: 0.0)
+    assert advice(CHAOS, record=True)[0]["advice"] == f"{said} (or try TrustRegion())"
 
 
 def test_there_is_no_growth_rate_of_states_that_are_not_right():
