@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from deeppcr.adjoint import Adjoint
+from deeppcr.checks import describe
 from deeppcr.choose import MethodOption, find_adjoint, find_method
 from deeppcr.linear import LinearSolver
 from deeppcr.nn.over_time import axes_of, batch_axes, options_of, recur
@@ -60,6 +61,11 @@ class RNN(nnx.RNN):
                 f"cell is a flax.linen {type(cell).__name__}, expected one of flax.nnx; "
                 "for linen: deeppcr.nn.linen.RNN(cell)."
             )
+        if isinstance(cell, type) or not hasattr(cell, "initialize_carry"):
+            raise TypeError(
+                f"cell is {describe(cell)}, expected a cell such as flax.nnx.GRUCell(...): a "
+                "module with initialize_carry and num_feature_axes."
+            )
         find_method(method)  # check names before the first call
         find_adjoint(adjoint)
         super().__init__(cell, **options)
@@ -97,6 +103,9 @@ class RNN(nnx.RNN):
         """
         return_carry, time_major, reverse, keep_order = options_of(self, options)
         axis, batch = axes_of(inputs, self.cell.num_feature_axes, time_major)
+        width = getattr(self.cell, "in_features", inputs.shape[-1])
+        if inputs.shape[-1] != width:
+            raise ValueError(f"inputs has shape {list(inputs.shape)}, expected {width} features.")
         carry = initial_carry
         if carry is None:
             stream = self.rngs if rngs is None else rngs

@@ -203,9 +203,12 @@ def test_linen():
         (lambda layer: layer(XS, seq_lengths=jnp.ones(2)), "seq_lengths .* expected integers"),
         (lambda layer: deeppcr.nn.RNN(layer.cell, method="newtn"), "did you mean 'newton'"),
         (lambda layer: deeppcr.nn.RNN(layer.cell, state_axes={}), "state_axes"),
+        (lambda layer: deeppcr.nn.RNN(nnx.GRUCell), "cell is the class GRUCell "),
+        (lambda layer: deeppcr.nn.RNN(nnx.Linear(3, 4, rngs=nnx.Rngs(0))), "cell is Linear, "),
+        (lambda layer: layer(jnp.ones((2, 5, 7))), r"shape \[2, 5, 7\], expected 3 features"),
         (lambda layer: deeppcr.nn.RNN(linen.GRUCell(3)), "deeppcr.nn.linen.RNN"),
     ],
-    ids=range(6),
+    ids=range(9),
 )
 def test_bad_input(make, message):
     with pytest.raises((ValueError, TypeError), match=message):
