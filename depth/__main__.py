@@ -7,6 +7,7 @@ python -m depth package.model:step "f32[64]" --device H100
 import argparse
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -109,6 +110,10 @@ def _main(argv: Sequence[str] | None) -> None:
     options = parser.parse_intermixed_args(argv)
     if any(given.dtype.name in WIDE for given in options.arguments):
         jax.config.update("jax_enable_x64", True)
+    try:
+        inspect.signature(options.function).bind(*options.arguments)
+    except TypeError as error:
+        parser.error(f"{options.function.__name__}: {error}; give a type of each, as f32[8,16]")
     cost = analyze(options.function, *options.arguments, trip_counts=options.trip_counts)
     print(cost)
     if options.device:

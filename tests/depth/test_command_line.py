@@ -231,6 +231,7 @@ def test_a_run_leaves_the_path_as_it_was(run, name):
 BAD = {
     "nothing": ([], "function"),
     "types only": (["f32[8]"], "f32[8]"),
+    "one type of two": (["model_file.py:step", "f32[8]"], "missing a required argument: 'x'"),
     "an unknown dtype": (["model_file.py:step", "f99[8]"], "f99[8]"),
     "no brackets": (["model_file.py:step", "f32"], "f32"),
     "an open bracket": (["model_file.py:step", "f32[8"], "f32[8"),
