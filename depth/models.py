@@ -44,18 +44,27 @@ _SOURCES = {
     f"openxla/xla specs/h100_sxm; {_HOPPER}",
     "H200": "NVIDIA H200 SXM 141 GB: www.nvidia.com/en-us/data-center/h200; "
     f"openxla/xla specs/h200; {_HOPPER}",
+    "B200": "NVIDIA HGX B200 180 GB: resources.nvidia.com/en-us-blackwell-architecture; "
+    "latencies of H100",
+    "L40S": "NVIDIA L40S 48 GB: www.nvidia.com/en-us/data-center/l40s",
+    "RTX 4090": "NVIDIA GeForce RTX 4090 24 GB: images.nvidia.com, Ada GPU architecture",
+    "MI300X": "AMD Instinct MI300X 192 GB: www.amd.com/en/products/accelerators/instinct/mi300",
 }
 # TFLOP/s in float64, float32 and half precision, TB/s, bytes, us of a launch, of a node of a graph
 # and of a call, GHz, and clock cycles until the result of an addition or multiplication can be
-# used. These are measured from Volta on by Z. Jia et al., *Dissecting the NVIDIA Volta GPU
-# architecture via microbenchmarking*, 2018, and by W. Luo et al., *Benchmarking and dissecting the
-# Nvidia Hopper GPU architecture*, 2024. Rates of float32 are those of ordinary cores; half
-# precision runs on tensor cores.
+# used (0: no graphs, no loops in one kernel). These are measured from Volta on by Z. Jia et al.,
+# *Dissecting the NVIDIA Volta GPU architecture via microbenchmarking*, 2018, and by W. Luo et al.,
+# *Benchmarking and dissecting the Nvidia Hopper GPU architecture*, 2024. Rates of float32 are those
+# of ordinary cores; half precision runs on tensor cores.
 _GPUS = {
     "V100": (7.8, 15.7, 125, 0.9, 32 * _G, 4.0, 1.6, 20, 1.53, 4),
     "A100": (19.5, 19.5, 312, 2.039, 80 * _G, 3.0, 1.2, 20, 1.41, 4),
     "H100": (66.9, 66.9, 989.4, 3.352, 80 * _G, 2.5, 1.2, 72, 1.98, 5),
     "H200": (66.9, 66.9, 989.4, 4.8, 141e9, 2.5, 1.2, 72, 1.98, 5),
+    "B200": (37, 75, 2250, 8, 180e9, 2.5, 1.2, 72, 1.97, 5),
+    "L40S": (1.43, 91.6, 362, 0.864, 48e9, 3.0, 1.2, 20, 2.52, 4),
+    "RTX 4090": (1.29, 82.6, 165, 1.008, 24e9, 3.0, 1.2, 20, 2.52, 4),
+    "MI300X": (81.7, 163.4, 1307, 5.3, 192e9, 4.0, 0, 20, 2.1, 0),
 }
 # TFLOP/s in bfloat16 and of the vector unit, TB/s, bytes, GHz.
 _TPUS = {
@@ -85,8 +94,9 @@ def _gpu(name: str) -> Device:
         source=f"{_SOURCES[name]}; {_GPU}",
         call_latency=call * _US,
         vector_rates={"arithmetic": single * _T},
-        node_latency=node * _US,
-        operation_latency=cycles / (ghz * 1e9),
+        platform="rocm" if name.startswith("MI") else "cuda",
+        node_latency=node * _US if node else None,
+        operation_latency=cycles / (ghz * 1e9) if cycles else None,
     )
 
 
@@ -134,8 +144,8 @@ devices = Devices(*map(_gpu, _GPUS), *map(_tpu, _TPUS))
 """Published models of accelerators by name, in upper or lower case.
 
 Example:
-    >>> sorted(depth.devices)
-    ['A100', 'H100', 'H200', 'TPU v4', 'TPU v5e', 'TPU v5p', 'TPU v6e', 'V100']
+    >>> sorted(name for name in depth.devices if "TPU" not in name)
+    ['A100', 'B200', 'H100', 'H200', 'L40S', 'MI300X', 'RTX 4090', 'V100']
 """
 
 
@@ -214,7 +224,8 @@ def find_device(device: "Device | str") -> Device:
         return devices[device]
     raise ValueError(
         f"device must be a depth.Device or one of {', '.join(map(repr, devices))}, "
-        f"but it is {device!r}"
+        f"but it is {device!r}. For one of your own: "
+        'depth.devices["A100"].replace(name=..., bandwidth=..., ...)'
     )
 
 
@@ -272,8 +283,8 @@ def model_of(device: jax.Device) -> Device:
         plain = "p" if number == "5" else ""  # jax calls v5p "TPU v5", and v5e and v6e "lite"
         found = devices.get(f"TPU v{number}{'e' if variant == 'lite' else variant or plain}")
     else:
-        words = re.split(r"[^A-Z0-9]+", kind.upper())
-        found = next((model for name, model in devices.items() if name in words), None)
+        words = f" {' '.join(re.split(r'[^A-Z0-9]+', kind.upper()))} "
+        found = next((model for name, model in devices.items() if f" {name} " in words), None)
     return found or _generic(device.platform, cores(), os.environ.get("XLA_FLAGS", ""))
 
 

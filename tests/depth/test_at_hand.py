@@ -47,6 +47,8 @@ KINDS = {
     "NVIDIA A100-SXM4-80GB": ("gpu", "A100"),
     "NVIDIA A100-SXM4-40GB": ("gpu", "A100"),
     "Tesla V100-SXM2-32GB": ("gpu", "V100"),
+    "NVIDIA GeForce RTX 4090": ("gpu", "RTX 4090"),
+    "AMD Instinct MI300X": ("gpu", "MI300X"),
     "TPU v4": ("tpu", "TPU v4"),
     "TPU v5 lite": ("tpu", "TPU v5e"),
     "TPU v5e": ("tpu", "TPU v5e"),
@@ -57,9 +59,9 @@ KINDS = {
 }
 STRANGE = {
     "NVIDIA A10": "gpu",
-    "NVIDIA GeForce RTX 4090": "gpu",
+    "NVIDIA GeForce RTX 3090": "gpu",
     "NVIDIA GH200 480GB": "gpu",
-    "AMD Instinct MI300X": "gpu",
+    "AMD Instinct MI250X": "gpu",
     "TPU v2": "tpu",
     "TPU v4 lite": "tpu",
     "TPU7x": "tpu",

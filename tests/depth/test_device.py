@@ -12,7 +12,8 @@ import pytest
 import depth
 from depth.models import find_device, generic_cpu
 
-NAMES = ["V100", "A100", "H100", "H200", "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e"]
+NAMES = ["V100", "A100", "H100", "H200", "B200", "L40S", "RTX 4090", "MI300X"]
+NAMES += ["TPU v4", "TPU v5e", "TPU v5p", "TPU v6e"]
 FIGURES = [
     field.name
     for field in dataclasses.fields(depth.Device)
