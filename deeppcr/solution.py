@@ -173,7 +173,7 @@ class Solution:
         try:
             return "\n".join(_lines(self))
         except jax.errors.ConcretizationTypeError:
-            return "Solution inside jax.jit: it has no numbers yet. Return it, and print it outside."
+            return "Solution inside jax.jit: no numbers yet. Return it, and print it outside."
         except (TypeError, ValueError, IndexError):
             return repr(self)  # several chains
 

@@ -158,7 +158,9 @@ def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
         return A
     A = jnp.asarray(A)
     if b.ndim < 2:
-        raise ValueError(f"b has shape {_axes(b.shape)}, expected [chain, *batch, state]; numbers are [L, 1].")
+        raise ValueError(
+            f"b has shape {_axes(b.shape)}, expected [chain, *batch, state]; numbers are [L, 1]."
+        )
     if A.ndim == b.ndim + 1 and A.shape[-1] == A.shape[-2]:
         return Matrices(A)
     if A.ndim == b.ndim:

@@ -164,7 +164,7 @@ def test_solution_and_transpose_for_any_shape(problem, name, reverse):
 A, b = np.ones((4, 2, 2)), np.ones((4, 2))
 WRONG = [
     ((A[:3], b), {}, ValueError, r"A is Matrices.*\[3, 2\].*b has shape \[4, 2\]"),
-    ((A[:, None], b[:, None, None]), {}, ValueError, r"A is Diagonals.*\[4, 1, 2, 2\].*must match"),
+    ((A[:, None], b[:, None, None]), {}, ValueError, r"A is Diagonals.*\[4, 1, 2, 2\].*expected b"),
     ((np.ones((4, 2, 3)), b), {}, ValueError, r"A has shape \[4, 2, 3\]"),
     ((np.ones(4), np.ones(4)), {}, ValueError, r"b has shape \[4\], expected \[chain, \*batch, st"),
     ((BlockDiagonals(A[:, None], [[0], [1]]), b), {}, ValueError, r"A.matrix.*ends in \[2, 1, 1\]"),
@@ -174,7 +174,12 @@ WRONG = [
     ((A, b), {"initial": np.ones(3)}, ValueError, r"initial has shape \[3\], expected \[2\]"),
     ((A, b), {"initial": np.ones(2, np.float32)}, TypeError, "initial has dtype float32"),
     ((A, b), {"solver": "magic"}, ValueError, "'magic', expected a solver or one of the names"),
-    ((A, b), {"solver": CyclicReduction}, TypeError, "solver is the class CyclicReduction .did you mean CyclicReduction.*expected a solver or one"),
+    (
+        (A, b),
+        {"solver": CyclicReduction},
+        TypeError,
+        "solver is the class Cyclic.*expected a solver",
+    ),
 ]
 
 
