@@ -99,7 +99,8 @@ def test_notebooks_run_and_show_what_they_say(tmp_path):
 @pytest.mark.parametrize("name", SHOWN)
 def test_notebooks_install_only_what_is_missing_and_keep_no_outputs(name):
     first, *others = code(name)
-    assert re.search(rf"^if find_spec\(.deeppcr.\) is None:\n    {INSTALL} ", first, re.MULTILINE)
+    condition = r"^if find_spec\(.deeppcr.\) is None:\n    place = .*\n"
+    assert re.search(rf"{condition}    {INSTALL} .* @ {{place}}\"$", first, re.MULTILINE)
     assert not any("%" + "pip" in cell or cell.startswith(("!", "%")) for cell in others)
     for cell in cells(name):
         assert cell["cell_type"] == "markdown" or (
