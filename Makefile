@@ -32,7 +32,8 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("deeppcr needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 	@echo "making $(VENV) (once; about a minute)"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(PIP) $(INSTALL) --editable '.[test,dev]'
+	@$(PIP) $(INSTALL) --upgrade 'pip>=25.1' # dependency groups
+	@$(PIP) $(INSTALL) --editable '.[experiments]' --group dev
 	@touch $@
 
 demo: $(STAMP)
@@ -49,7 +50,7 @@ fuzz: $(STAMP)
 PARITY := $(VENV)/.parity
 
 $(PARITY): $(STAMP)
-	@$(PIP) $(INSTALL) --editable '.[parity]'
+	@$(PIP) $(INSTALL) --group parity
 	@touch $@
 
 parity: $(PARITY)
@@ -63,7 +64,7 @@ lint: $(STAMP)
 DOCS := $(VENV)/.docs
 
 $(DOCS): $(STAMP)
-	@$(PIP) $(INSTALL) --editable '.[docs]'
+	@$(PIP) $(INSTALL) --group docs
 	@touch $@
 
 docs: $(DOCS)
