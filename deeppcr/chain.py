@@ -18,9 +18,10 @@ from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.avals import of_step, on_one_device, varying_axes
-from deeppcr.axis import LOCAL, ChainAxis, ChainSharding
+from deeppcr.axis import LOCAL, ChainAxis, ChainSharding, explicit_mesh
 from deeppcr.carry import Carry
 from deeppcr.checks import describe, leaves_as_arrays
+from deeppcr.drawn import drawn_first
 from deeppcr.effects import couples_devices, named_shardings, without_steps, without_vmap
 from deeppcr.keys import drawn_alone
 from deeppcr.layers import repeated
@@ -288,6 +289,11 @@ def _same(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return f
 
 
+def _without_own(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """``f`` as a step that ignores the inputs added to its own."""
+    return lambda state, inputs: f(state, inputs.users)
+
+
 def _after(second: Adapt, first: Adapt) -> Adapt:
     return lambda f: second(first(f))
 
@@ -329,6 +335,11 @@ def trace_carry(
         adapt = _after(carry.step, adapt)
         now = list(map(of_step, carry.before))
         step, captured = trace(f, state, Extended(first, now))
+    if obstacle is None and carry.has_state and not explicit_mesh(*xs):
+        step, drawn = drawn_first(step, captured, xs, length)
+        if drawn:
+            xs, adapt = [*xs, *drawn], _after(_without_own, adapt)
+            f = _without_own(f)
     taken = step.jaxpr.invars[step.states :]
     xs = [vary(x, varying_axes(known.aval)) for x, known in zip(xs, taken, strict=True)]
     check_batch(state, carry.state_names, batch_ndim, name)

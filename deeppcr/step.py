@@ -49,6 +49,13 @@ def users_input(inputs: Any) -> Any:
     return inputs
 
 
+def extended(step: "Step", program: Program, more: int) -> "Step":
+    """The step of a program that takes ``more`` inputs, after its own."""
+    users = jax.tree.unflatten(step.input_tree, [0] * step.inputs)
+    tree = jax.tree.structure(Extended(users, [0] * more))
+    return dataclasses.replace(step, jaxpr=program, inputs=step.inputs + more, input_tree=tree)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
     """A traced step: a pure function of lists of arrays.
