@@ -17,8 +17,7 @@ from jax import Array, lax
 
 import deeppcr
 import depth
-from deeppcr.linear import Matrices, choose_solver
-from deeppcr.linear.named import SOLVERS, name_of
+from deeppcr.linear import SOLVERS, Matrices, choose_solver, name_of
 from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST, LABELS
 from experiments.bench.engine import Case, bench

@@ -1,4 +1,4 @@
-"""The linear recurrence ``y_l = A_l y_{l-1} + b_l`` and its solvers, one file each.
+"""The linear recurrence ``y_l = A_l y_{l-1} + b_l`` and its solvers.
 
 For users, checked and differentiable:
 
@@ -34,25 +34,22 @@ Every solver takes every kind of blocks:
 
 Parallel solvers multiply small blocks as a structure of arrays (`Blocks.to_struct_of_arrays`).
 
-A new solver is one file with a `LinearSolver` and one line in `named.SOLVERS`; a new kind of
-blocks is one class in `blocks`.
+A new solver is a `LinearSolver` and one line in `named.SOLVERS`; a new kind of blocks is one class.
 """
 
 from deeppcr.linear.along import Along
-from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices, Scalars, Zeros
+from deeppcr.linear.blocks import Blocks, Diagonals, Matrices, Scalars, Zeros
 from deeppcr.linear.chunked import Chunked
-from deeppcr.linear.cyclic_reduction import CyclicReduction
+from deeppcr.linear.groups import BlockDiagonals
 from deeppcr.linear.judged import Leaving, System, solve_judged, usual_sizes
 from deeppcr.linear.named import (
     SOLVERS,
     Auto,
-    choose_parallel_solver,
     choose_solver,
     find_solver,
     name_of,
 )
-from deeppcr.linear.pcr import ParallelCyclicReduction
-from deeppcr.linear.prefix_scan import PrefixScan
+from deeppcr.linear.reduction import CyclicReduction, ParallelCyclicReduction, PrefixScan
 from deeppcr.linear.sharded import Sharded, ShardSolver, solver_on
 from deeppcr.linear.solve import solve_bidiagonal, solve_recurrence
 from deeppcr.linear.solver import LinearSolver, Recurrence, working_dtype
@@ -77,7 +74,6 @@ __all__ = [
     "Sharded",
     "System",
     "Zeros",
-    "choose_parallel_solver",
     "choose_solver",
     "find_solver",
     "name_of",

@@ -58,18 +58,15 @@ class Along:
 
     def before(self, y: Array) -> Array:
         """The state before each step: zero before the first."""
-        zero = jnp.zeros_like(self.first(y, 1))
-        return self.join(zero, self.first(y, self.length(y) - 1))
+        return self.shift(y, 1)
 
     def shift(self, tree: Tree, distance: int) -> Tree:
         """For each step, the entry ``distance`` steps before it; zero before the first step."""
-        edges = (-distance, distance, 0) if self.reverse else (distance, -distance, 0)
+        return self._pad(tree, distance, -distance)
 
-        def shifted(leaf: Array) -> Array:
-            padding = [edges if axis == self.axis else (0, 0, 0) for axis in range(leaf.ndim)]
-            return lax.pad(leaf, jnp.zeros((), leaf.dtype), padding)
-
-        return jax.tree.map(shifted, tree)
+    def padded(self, tree: Tree, count: int) -> Tree:
+        """With ``count`` zeros after the last step, on which no step depends."""
+        return self._pad(tree, 0, count) if count else tree
 
     def clear_first(self, y: Array) -> Array:
         """``y`` with zeros at the first step, even where the product with its block is NaN."""
@@ -87,3 +84,12 @@ class Along:
         return jax.tree.map(
             lambda leaf: lax.slice_in_dim(leaf, start, stop, stride, self.axis), tree
         )
+
+    def _pad(self, tree: Tree, before: int, after: int) -> Tree:
+        edges = (after, before, 0) if self.reverse else (before, after, 0)
+
+        def padded(leaf: Array) -> Array:
+            padding = [edges if axis == self.axis else (0, 0, 0) for axis in range(leaf.ndim)]
+            return lax.pad(leaf, jnp.zeros((), leaf.dtype), padding)
+
+        return jax.tree.map(padded, tree)

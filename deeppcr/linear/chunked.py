@@ -65,21 +65,16 @@ class Chunked(LinearSolver):
             )
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        length, along = blocks.length, Along(reverse=reverse)
+        length = blocks.length
         size = self.size or max(1, length // default_chunks(blocks))
-        whole = length - length % size
-        if whole < 2 * size:
+        if length < 2 * size:
             return Recurrence()._solve(blocks, b, reverse)
-        y = self._solve_whole(along.first(blocks, whole), along.first(b, whole), size, reverse)
-        if whole == length:
-            return y
-        # The remaining steps at the end of the chain are one more, shorter chunk.
-        rest, b_rest = along.last((blocks, b), length - whole)
-        b_first = along.first(b_rest, 1) + along.first(rest, 1).apply(along.last(y, 1))
-        b_rest = along.join(b_first, along.last(b_rest, length - whole - 1))
-        return along.join(y, Recurrence()._solve(rest, b_rest, reverse))
+        blocks, b = Along(reverse=reverse).padded((blocks, b), -length % size)
+        y = self._solve_whole(blocks, b, size, reverse)
+        return Along(reverse=reverse).first(y, length)
 
     def _solve_whole(self, blocks: Blocks, b: Array, size: int, reverse: bool) -> Array:
+        """`_solve` of a whole number of chunks."""
         blocks, b, restore = blocks.to_struct_of_arrays(b)
         # One step of all chunks is blocks and a vector over the chain of chunks: `along` indexes
         # the chunks, `inside` the steps of a chunk. A structure of arrays is a copy anyway, so its

@@ -9,9 +9,7 @@ from jax import Array
 from deeppcr.checks import check_name
 from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.chunked import Chunked
-from deeppcr.linear.cyclic_reduction import CyclicReduction
-from deeppcr.linear.pcr import ParallelCyclicReduction
-from deeppcr.linear.prefix_scan import PrefixScan
+from deeppcr.linear.reduction import CyclicReduction, ParallelCyclicReduction, PrefixScan
 from deeppcr.linear.solver import LinearSolver, Recurrence
 from deeppcr.platforms import platform
 
@@ -24,14 +22,14 @@ class Auto(LinearSolver):
         """See `LinearSolver`; a CPU does not ask for the blocks."""
         return Recurrence() if platform() == "cpu" else choose_solver(blocks(), platform())
 
+    def multiplies(self, blocks: Blocks) -> bool:
+        return choose_solver(blocks, platform()).multiplies(blocks)
+
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         return choose_solver(blocks, platform())._solve(blocks, b, reverse)
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
         return choose_solver(blocks, platform())._solve_transposed(blocks, g, reverse)
-
-    def multiplies(self, blocks: Blocks) -> bool:
-        return choose_solver(blocks, platform()).multiplies(blocks)
 
 
 FEW_STEPS = 4  # chains up to this length are solved step by step
@@ -76,16 +74,9 @@ def choose_solver(blocks: Blocks, platform: str) -> LinearSolver:
     # one kernel launch, whatever its size.
     if platform == "cpu" or blocks.length <= FEW_STEPS:
         return Recurrence()
-    return choose_parallel_solver(blocks)
-
-
-def choose_parallel_solver(blocks: Blocks) -> LinearSolver:
-    """The parallel solver that suits the blocks, where rounds cost more than work.
-
-    PCR has the fewest rounds, and a round has the fewest kernels, but it does log2 L times the
-    work. Only narrow blocks and short chains can afford that. The block size decides: many narrow
-    blocks on the diagonal are a batch.
-    """
+    # PCR has the fewest rounds, and a round has the fewest kernels, but it does log2 L times the
+    # work. Only narrow blocks and short chains can afford that. The block size decides: many narrow
+    # blocks on the diagonal are a batch.
     suits = pcr_suits(blocks.block_size, math.prod(blocks.vector_shape))
     return ParallelCyclicReduction() if suits else CyclicReduction()
 

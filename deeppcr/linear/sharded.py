@@ -1,9 +1,7 @@
 """A chain in equal shards, one per device, combined in log2(P) rounds of messages.
 
 A shard whose first step starts from the state s ends with ``T s + v``, where ``(T, v)`` is the
-composition of its steps,
-
-    (A, b) after (A', b') = (A A', A b' + b).
+composition of its steps: see `reduction`.
 
 1. Every device composes its own steps, pair by pair: log2(L/P) rounds of products, no messages.
 2. Every device composes its map with that of the device 1, 2, 4, .. before it (Hillis & Steele,
@@ -25,6 +23,7 @@ from deeppcr.checks import describe
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.named import find_solver
+from deeppcr.linear.reduction import Maps, after
 from deeppcr.linear.solver import LinearSolver
 
 
@@ -85,25 +84,13 @@ class Sharded(LinearSolver):
         reverse: bool,
     ) -> Array:
         """``solve(solver, blocks, b, reverse)`` with the solver of each device."""
-        sharding = ChainSharding(mesh=self.mesh, mesh_axis=self.axis)
-        length = blocks.length
-        missing = -length % sharding.size
-        solver = solver_on(sharding, self)
-
-        def padded(leaf: Array) -> Array:
-            # Zeros at the end of the chain: no other step depends on them.
-            low, high = (missing, 0) if reverse else (0, missing)
-            return lax.pad(
-                leaf, leaf.dtype.type(0), [(low, high, 0), *[(0, 0, 0)] * (leaf.ndim - 1)]
-            )
-
-        if missing:
-            blocks, b = jax.tree.map(padded, (blocks, b))
+        sharding, along = ChainSharding(mesh=self.mesh, mesh_axis=self.axis), Along(reverse=reverse)
+        solver, length = solver_on(sharding, self), blocks.length
         run = sharding.per_shard(
             lambda blocks, b: solve(solver, blocks, b, reverse), sharding.along, sharding.along
         )
-        y: Array = run(blocks, b)
-        return Along(reverse=reverse).first(y, length) if missing else y
+        y: Array = run(*along.padded((blocks, b), -length % sharding.size))
+        return along.first(y, length) if length % sharding.size else y
 
     def __str__(self) -> str:
         return f"sharded over {self.axis!r}"
@@ -125,7 +112,7 @@ class ShardSolver(LinearSolver):
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         axis, (arrays, vectors, restore) = self._towards(reverse), blocks.to_struct_of_arrays(b)
-        composed = _composed(arrays, vectors, Along(arrays.axis, reverse))
+        composed = _composed((arrays, vectors), Along(arrays.axis, reverse))
         initial, along = restore(_state_before(composed, axis)), Along(reverse=reverse)
         # The first block of the chain is ignored, even if it is NaN.
         start = along.first(blocks, 1)
@@ -134,12 +121,7 @@ class ShardSolver(LinearSolver):
         b = along.join(b_first, along.last(b, len(b) - 1))
         return self.inside.solve_unguarded(blocks, b, reverse)
 
-    def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
-        transposed = blocks.transpose()
-        mu = self._solve(transposed, transposed.apply(g), not reverse)
-        return g + self._towards(not reverse).before(jnp.zeros_like(mu[0]), mu)
-
-    def _is_decoupled(self, blocks: Blocks, b: Array) -> bool:
+    def is_decoupled(self, blocks: Blocks, b: Array) -> bool:
         """Even a shard of one step depends on the shard before it."""
         return b.size == 0 or isinstance(blocks, Zeros)
 
@@ -147,30 +129,25 @@ class ShardSolver(LinearSolver):
         return self.chain_axis.reversed if reverse else self.chain_axis
 
 
-def _state_before(composed: Any, axis: DeviceAxis) -> Array:
+def _state_before(composed: Maps, axis: DeviceAxis) -> Array:
     """The state before this shard, zero before the first, from the composition of its steps."""
     found, distance = composed, 1
     while distance < axis.size:
-        (earlier, earlier_offset), (own, own_offset) = axis.shift(found, distance), found
-        after = (own.compose(earlier), own.apply(earlier_offset) + own_offset)
-        found = _select(axis.rank >= distance, after, found)
+        found = _select(axis.rank >= distance, after(found, axis.shift(found, distance)), found)
         distance *= 2
     before: Array = axis.shift(found[1])
     return before
 
 
-def _composed(blocks: Blocks, b: Array, along: Along) -> tuple[Blocks, Array]:
-    """The composition ``(T, v)`` of all steps, as blocks and a vector of one step."""
-    while (length := along.length(b)) > 1:
-        rest = along.last((blocks, b), 1)
-        (early, early_b), (late, late_b) = along.halves(
-            along.first((blocks, b), length - length % 2)
-        )
-        blocks, b = late.compose(early), late.apply(early_b) + late_b
+def _composed(maps: Maps, along: Along) -> Maps:
+    """The composition of all steps, as the map of one step."""
+    while (length := along.length(maps)) > 1:
+        last = along.last(maps, 1)
+        early, late = along.halves(along.first(maps, length - length % 2))
+        maps = after(late, early)
         if length % 2:
-            blocks = jax.tree.map(along.join, blocks, rest[0])
-            b = along.join(b, rest[1])
-    return blocks, b
+            maps = jax.tree.map(along.join, maps, last)
+    return maps
 
 
 def _select(condition: Any, chosen: Any, otherwise: Any) -> Any:

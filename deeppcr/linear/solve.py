@@ -22,10 +22,11 @@ from jax.typing import ArrayLike
 from deeppcr.avals import like
 from deeppcr.axis import explicit_mesh, with_auto_axes, with_auto_types
 from deeppcr.linear.along import Along
-from deeppcr.linear.blocks import BlockDiagonals, Blocks, Diagonals, Matrices
+from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
+from deeppcr.linear.groups import BlockDiagonals
 from deeppcr.linear.named import find_solver
 from deeppcr.linear.sharded import Sharded
-from deeppcr.linear.solver import LinearSolver, is_decoupled
+from deeppcr.linear.solver import LinearSolver
 from deeppcr.linear_system import linear_system
 from deeppcr.platforms import is_eager
 
@@ -128,7 +129,7 @@ def solve_recurrence(
 ) -> Array:
     """``y_l = A_l y_{l-1} + b_l`` with ``y_0 = 0``, unchecked; differentiable to every order."""
     blocks, b = like((blocks, b), blocks, b)
-    if is_decoupled(blocks, b):
+    if solver.is_decoupled(blocks, b):
         return b
 
     along = Along(reverse=reverse)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr.linear.blocks.groups import Groups
+from deeppcr.linear.groups import Groups
 from tests.linear.loop import KINDS, compiled, full, problem
 
 kinds = pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,405 @@
+"""The kinds of blocks ``A_l`` of a linear recurrence; `Blocks` says what a solver needs of them.
+
+Matrices        full matrices                         w^2 numbers per step
+BlockDiagonals  small matrices on groups of entries   w k: see `groups`
+Diagonals       diagonal matrices                     w
+Scalars         ``c_l I``                             1
+Zeros           zero: the steps are decoupled         0
+
+A kind of blocks holds the blocks of all L steps, and multiplies all of them at once, with vectors
+or with each other. Arrays have the chain axis first, then batch axes, then the state:
+``matrix: [chain, *batch, w, w]`` and vectors ``[chain, *batch, w]``. The one exception is
+`StructOfArrays`, a layout that solvers use internally; its chain axis is in `axis`.
+
+A new kind is one dataclass whose leaves all have the chain on `axis`: three operations and three
+shapes. The operations also have to work on the blocks of one step, whose leaves lack the chain
+axis.
+
+A product of matrices and vectors can be written in three ways. The size decides which is fastest:
+
+    up to 4095 numbers in all         multiply and reduce
+    more, in matrices up to 7x7       a sum over the columns, in loops
+    more, in wider matrices           `jnp.einsum`
+
+On a GPU a sum over the columns is part of the kernel of what follows. A product transposes its
+vectors by a kernel of its own (jax 0.10.2).
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from deeppcr.platforms import is_gpu, platform
+
+# On GPUs the default float32 product is TF32, of about three digits.
+HIGHEST = lax.Precision.HIGHEST
+# Up to this width w unrolled elementwise sums beat a batched matrix product: they take 0.5 to 0.8
+# of the time in a loop, 0.7 to 1.2 for 2x2 (jax 0.10.2, 2 cores).
+SMALL = 7
+# On accelerators the time of a kernel hardly depends on its size, and a round of such sums is one
+# kernel instead of two.
+SMALL_ON_ACCELERATORS = 16
+# Up to this many numbers, multiply and reduce takes 0.3 to 0.9 of the time of `jnp.einsum` (jax
+# 0.10.2, 2 cores). Above, it takes up to 10 times as long: XLA starts threads for each step.
+FEW = 4095
+
+
+class Blocks(ABC):
+    """The blocks $A_1, ..., A_L$ of a linear recurrence $y_l = A_l y_{l-1} + b_l$.
+
+    Kinds: `Matrices`, `BlockDiagonals`, `Diagonals`, `Scalars`, `Zeros`. `solve_bidiagonal` takes
+    them, and the ``blocks`` of a `Linearization` returns them. They are pytrees, whose leaves have
+    the chain on axis 0. ``blocks.apply(y)``: $A_l y_l$ for ``y: [L, *batch, w]``. Shapes are not
+    checked.
+    """
+
+    axis: ClassVar[int] = 0  # the chain axis of every leaf and of the vectors
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """w, the number of entries of one state."""
+
+    @property
+    @abstractmethod
+    def batch_shape(self) -> tuple[int, ...]:
+        """The axes between the chain and the state."""
+
+    @property
+    @abstractmethod
+    def block_size(self) -> int:
+        """How many entries of a state each block couples: w if full, 1 if diagonal."""
+
+    @abstractmethod
+    def apply(self, y: Array) -> Array:
+        """``A_l y_l`` for all l."""
+
+    @abstractmethod
+    def compose(self, earlier: Self) -> Self:
+        """``A_l B_l`` for all l: the map that does ``earlier`` first."""
+
+    @abstractmethod
+    def transpose(self) -> Self:
+        """``A_l^T`` for all l (never conjugated)."""
+
+    def scale(self, factor: Array) -> Self:
+        """``c_l A_l`` for all l, ``factor: [chain, *batch]``."""
+
+        def scaled(leaf: Array) -> Array:
+            return leaf * factor.reshape((*factor.shape, *(1,) * (leaf.ndim - factor.ndim)))
+
+        return jax.tree.map(scaled, self)
+
+    def apply_once(self, y: Array) -> Array:
+        """`apply`, not to be differentiated: without a copy of the blocks."""
+        return self.apply(y)
+
+    def apply_sizes(self, y: Array) -> Array:
+        """``|A_l| y_l`` with the magnitudes of all entries, as `apply_once`."""
+        return jax.tree.map(jnp.abs, self).apply_once(y)
+
+    def apply_only(self, y: Array) -> Array:
+        """`apply`, not to be differentiated: with fewer kernels on a GPU."""
+        return self.apply(y)
+
+    def apply_step(self, y: Array) -> Array:
+        """``A_l y_l`` for one l, in a loop; not to be differentiated.
+
+        The leaves and ``y`` lack the chain axis.
+        """
+        return self.apply(y)
+
+    def to_struct_of_arrays(self, b: Array) -> tuple["Blocks", Array, Callable[[Array], Array]]:
+        """Blocks and ``b`` as a `StructOfArrays`, if that is multiplied faster, else unchanged.
+
+        The third value is a function that takes a solution back to the layout of ``b``.
+        """
+        return self, b, lambda y: y
+
+    @property
+    def length(self) -> int:
+        """L, the number of steps."""
+        return self._leaf.shape[self.axis]
+
+    @property
+    def dtype(self) -> Any:
+        return self._leaf.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the blocks of all steps."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+
+    @property
+    def vector_shape(self) -> tuple[int, ...]:
+        """``[chain, *batch, w]``, the shape of the vectors that these blocks map."""
+        return (self.length, *self.batch_shape, self.width)
+
+    @property
+    def _leaf(self) -> Array:
+        leaf: Array = jax.tree.leaves(self)[0]
+        return leaf
+
+    def astype(self, dtype: Any) -> Self:
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), self)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Matrices(Blocks):
+    """Full matrices.
+
+    Attributes:
+        matrix: ``[L, *batch, w, w]``, of a floating dtype. ``matrix[..., i, j]`` maps entry j of a
+            state to entry i of the next.
+
+    Example:
+        >>> rotation = jnp.array([[0.0, -1.0], [1.0, 0.0]])
+        >>> blocks = deeppcr.Matrices(jnp.stack([rotation] * 4))
+        >>> start = jnp.array([1.0, 0.0])
+        >>> deeppcr.solve_bidiagonal(blocks, jnp.zeros((4, 2)), initial=start)[-1]
+        Array([1., 0.], dtype=float32)
+    """
+
+    matrix: Array
+
+    @property
+    def width(self) -> int:
+        return self.matrix.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.matrix.shape[1:-2]
+
+    @property
+    def block_size(self) -> int:
+        return self.width
+
+    def apply(self, y: Array) -> Array:
+        if self.matrix.size <= FEW:
+            return self.apply_once(y)
+        return jnp.einsum("...ij,...j->...i", self.matrix, y, precision=HIGHEST)
+
+    def apply_once(self, y: Array) -> Array:
+        return (self.matrix * y[..., None, :]).sum(-1)
+
+    def apply_only(self, y: Array) -> Array:
+        if not is_gpu() or self.width > SMALL_ON_ACCELERATORS:
+            return self.apply(y)
+        return _combination(jnp.moveaxis(self.matrix, -1, 0), y)
+
+    def apply_step(self, y: Array) -> Array:
+        if self.matrix.size <= FEW or self.width > SMALL:
+            return self.apply(y)
+        # The sum over columns is for loops alone: its derivative takes twice as long as that of the
+        # einsum (jax 0.10.2, 2 cores), because it rebuilds the blocks column by column.
+        return _combination([self.matrix[..., k] for k in range(self.width)], y)
+
+    def compose(self, earlier: Self) -> Self:
+        return dataclasses.replace(
+            self, matrix=jnp.matmul(self.matrix, earlier.matrix, precision=HIGHEST)
+        )
+
+    def transpose(self) -> Self:
+        return dataclasses.replace(self, matrix=jnp.swapaxes(self.matrix, -1, -2))
+
+    def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
+        if self.width > (SMALL if platform() == "cpu" else SMALL_ON_ACCELERATORS):
+            return super().to_struct_of_arrays(b)
+        length, width = self.length, self.width
+        matrix = jnp.moveaxis(self.matrix.reshape(length, -1, width, width), (2, 3), (0, 1))
+        vectors = jnp.moveaxis(b.reshape(length, -1, width, 1), (2, 3), (0, 1))
+        return (
+            StructOfArrays(matrix),
+            vectors,
+            lambda y: jnp.moveaxis(y, (0, 1), (2, 3)).reshape((-1, *b.shape[1:])),
+        )
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class StructOfArrays(Blocks):
+    """Small matrices, ``matrix: [w, w, chain, batch]``, for vectors ``[w, 1, chain, batch]``.
+
+    Every entry of a product is a sum over w elementwise products of long rows, which XLA fuses into
+    one loop.
+    """
+
+    # A batched product of 4x4 matrices takes 3 to 5 times as long on CPU (jax 0.10.2, 2 cores).
+
+    matrix: Array
+    axis: ClassVar[int] = 2
+
+    @property
+    def width(self) -> int:
+        return self.matrix.shape[0]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.matrix.shape[3:]
+
+    @property
+    def block_size(self) -> int:
+        return self.width
+
+    def apply(self, y: Array) -> Array:
+        product = self.matrix[:, 0, None] * y[None, 0]
+        for k in range(1, self.width):
+            product = product + self.matrix[:, k, None] * y[None, k]
+        return product
+
+    def compose(self, earlier: Self) -> Self:
+        # A matrix is a row of vectors.
+        return dataclasses.replace(self, matrix=self.apply(earlier.matrix))
+
+    def transpose(self) -> Self:
+        return dataclasses.replace(self, matrix=jnp.swapaxes(self.matrix, 0, 1))
+
+
+def _combination(columns: Sequence[Array] | Array, y: Array) -> Array:
+    """The sum of the ``columns``, each multiplied with its entry of ``y: [.., w]``."""
+    product = columns[0] * y[..., 0, None]
+    for k in range(1, y.shape[-1]):
+        product = product + columns[k] * y[..., k, None]
+    return product
+
+
+class Elementwise(Blocks):
+    """Blocks that couple no entries: their products are those of their numbers."""
+
+    @property
+    def block_size(self) -> int:
+        return 1
+
+    def compose(self, earlier: Self) -> Self:
+        return jax.tree.map(jnp.multiply, self, earlier)
+
+    def transpose(self) -> Self:
+        return self
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["diagonal"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Diagonals(Elementwise):
+    """Diagonal matrices: a recurrence for each entry.
+
+    Attributes:
+        diagonal: ``[L, *batch, w]``, of a floating dtype.
+
+    Example:
+        >>> blocks = deeppcr.Diagonals(jnp.array([[0.0, 0.0], [0.5, 2.0]]))
+        >>> deeppcr.solve_bidiagonal(blocks, jnp.ones((2, 2)))
+        Array([[1. , 1. ],
+               [1.5, 3. ]], dtype=float32)
+    """
+
+    diagonal: Array
+
+    @property
+    def width(self) -> int:
+        return self.diagonal.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.diagonal.shape[1:-1]
+
+    def apply(self, y: Array) -> Array:
+        return self.diagonal * y
+
+    def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
+        """Every entry becomes a batch element of width 1."""
+        rows = (1, 1, self.length, -1)
+        return (
+            StructOfArrays(self.diagonal.reshape(rows)),
+            b.reshape(rows),
+            lambda y: y.reshape((-1, *b.shape[1:])),
+        )
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["scalar"], meta_fields=["batch_shape", "width"]
+)
+@dataclasses.dataclass(frozen=True)
+class Scalars(Elementwise):
+    """Multiples of the identity, $A_l = c_l I$: a discounted sum, cumulative if $c_l = 1$.
+
+    The whole batch shares $c_l$, so a product of blocks is a product of two numbers.
+
+    Attributes:
+        scalar: c, ``[L]``, of a floating dtype.
+        batch_shape: of the vectors ``[L, *batch_shape, width]``, a tuple of integers.
+        width: w, an integer.
+
+    Example:
+        >>> blocks = deeppcr.Scalars(jnp.ones(3), (), 2)
+        >>> deeppcr.solve_bidiagonal(blocks, jnp.ones((3, 2)))[:, 0]
+        Array([1., 2., 3.], dtype=float32)
+    """
+
+    # c = 1 needs no kind of its own: the sequential solver takes 1/3 to 1/8 of the time of
+    # `jnp.cumsum`, for 1 to 2048 entries and 2000 to 10000 steps (jax 0.10.2, 2 cores).
+    scalar: Array
+    batch_shape: tuple[int, ...] = ()
+    width: int = 1
+
+    def scale(self, factor: Array) -> Self:
+        """The whole batch shares one number per step: the smallest factor."""
+        return dataclasses.replace(
+            self, scalar=self.scalar * factor.reshape(len(factor), -1).min(axis=1, initial=jnp.inf)
+        )
+
+    def apply(self, y: Array) -> Array:
+        return self.scalar.reshape(*self.scalar.shape, *(1,) * (y.ndim - self.scalar.ndim)) * y
+
+    def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
+        """On accelerators as `Diagonals`: more numbers, but half as many kernels."""
+        if platform() == "cpu":
+            return super().to_struct_of_arrays(b)
+        diagonal = jnp.broadcast_to(self.scalar.reshape(-1, *(1,) * (b.ndim - 1)), b.shape)
+        return Diagonals(diagonal).to_struct_of_arrays(b)
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["steps"], meta_fields=["batch_shape", "width"]
+)
+@dataclasses.dataclass(frozen=True)
+class Zeros(Elementwise):
+    """$A_l = 0$: no step depends on the one before it, and not even a NaN is passed on.
+
+    ``Zeros.like(b)`` makes them for vectors ``b: [L, *batch, w]``.
+
+    Attributes:
+        steps: ``[L, 0]``, which holds only the length and the dtype.
+        batch_shape: of the vectors ``[L, *batch_shape, width]``, a tuple of integers.
+        width: w, an integer.
+
+    Example:
+        >>> b = jnp.ones((3, 2))
+        >>> bool((deeppcr.solve_bidiagonal(deeppcr.Zeros.like(b), b) == b).all())
+        True
+    """
+
+    steps: Array
+    batch_shape: tuple[int, ...] = ()
+    width: int = 1
+
+    @classmethod
+    def like(cls, b: Array) -> Self:
+        """For vectors of the shape and the dtype of ``b: [chain, *batch, w]``."""
+        return cls(jnp.zeros((b.shape[0], 0), b.dtype), b.shape[1:-1], b.shape[-1])
+
+    @property
+    def block_size(self) -> int:
+        return 0
+
+    def scale(self, factor: Array) -> Self:
+        return self
+
+    def apply(self, y: Array) -> Array:
+        return jnp.zeros_like(y)
