@@ -13,10 +13,7 @@ A new linearisation is one file with a `Linearization`. `jacobian` has the deriv
 `columns` applies a linear function to all unit vectors at once.
 """
 
-from deeppcr.linearize.block_diagonal import BlockDiagonal
-from deeppcr.linearize.clipped import Clipped
-from deeppcr.linearize.dense import Dense
-from deeppcr.linearize.diagonal import Diagonal
+from deeppcr.linearize.derived import Clipped, Surrogate, TracedSurrogate
 from deeppcr.linearize.exact import (
     LINEARIZATIONS,
     Choice,
@@ -27,8 +24,8 @@ from deeppcr.linearize.exact import (
     memory_budget,
 )
 from deeppcr.linearize.linearization import Linearization, constant
+from deeppcr.linearize.parts import BlockDiagonal, Dense, Diagonal
 from deeppcr.linearize.scalar import Scalar, Zero
-from deeppcr.linearize.surrogate import Surrogate, TracedSurrogate
 
 __all__ = [
     "LINEARIZATIONS",

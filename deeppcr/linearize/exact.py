@@ -10,10 +10,8 @@ from jax import Array
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_name
 from deeppcr.linear import Blocks
-from deeppcr.linearize.block_diagonal import BlockDiagonal
-from deeppcr.linearize.dense import Dense
-from deeppcr.linearize.diagonal import Diagonal
 from deeppcr.linearize.linearization import Linearization
+from deeppcr.linearize.parts import BlockDiagonal, Dense, Diagonal
 from deeppcr.linearize.scalar import Scalar, Zero
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
@@ -108,20 +106,16 @@ class Exact(Linearization):
     """The exact Jacobian, in the narrowest form that the step's structure proves."""
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        """See `Linearization`."""
         return exact_linearization(chain.step, chain.layout).blocks(chain, states)
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
-        """See `Linearization`."""
         return exact_linearization(step, layout).bytes_per_step(step, layout)
 
     def is_exact(self, step: Step, layout: StateLayout) -> bool:
-        """See `Linearization`."""
         return exact_linearization(step, layout).is_exact(step, layout)
 
     @property
     def of_adjoint(self) -> None:
-        """See `Linearization`."""
         return None
 
     def __str__(self) -> str:

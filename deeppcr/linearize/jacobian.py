@@ -17,6 +17,7 @@ from jax import Array, lax
 from deeppcr.avals import like
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import platform
+from deeppcr.rewrites.columns import columns
 from deeppcr.state import Leaves
 from deeppcr.step import Step
 
@@ -29,15 +30,38 @@ CACHED = 1 << 22
 FEW = 4
 
 
-def diagonals(chain: TracedChain, states: Array, directions: np.ndarray) -> Array:
-    """``sum_s d_s * (J d_s)`` for directions ``d: [n, w]``, as ``[L, *batch, w]``."""
-    entries, only = np.arange(chain.layout.width), directions.argmax(axis=0)
-    # Whether every entry is 1 in one direction and 0 in all others.
-    is_partition = (directions == np.eye(len(directions))[:, only]).all()
+def jacobians(chain: TracedChain, states: Array) -> Array:
+    """df/dz as ``[L, *batch, w, w]``; the sum over examples where they interact."""
+
+    def one(state: Array, inputs: Leaves) -> Array:
+        return jnp.moveaxis(columns(_pushed(chain, state, inputs), state), 0, -1)
+
+    with _differentiable(chain.step):
+        derivatives = jax.vmap(one)(states, chain.inputs)
+    return _by_rows(chain, derivatives)
+
+
+def diagonals(chain: TracedChain, states: Array, found: np.ndarray) -> Array:
+    """The diagonal of df/dz as ``[L, *batch, w]``, by k derivatives for ``found: [m, k]``.
+
+    No two entries of one direction influence each other, so ``sum_s d_s * (J d_s)`` over 0/1
+    directions ``d_s`` that add up to one is the diagonal.
+    """
+    width = chain.layout.width
+    place, entries = _places(found, width)[1], np.arange(width)
+    return _picked(chain, states, lambda each: each[..., entries, place], _seeds(found, width))
+
+
+def probed_diagonals(chain: TracedChain, states: Array, probes: int) -> Array:
+    """An estimate of the diagonal, as ``[L, *batch, w]``.
+
+    The mean of ``d * (J d)`` over random signs d is the diagonal in expectation (Hutchinson's
+    estimator). Its variance is the sum of the squares of the off-diagonal entries.
+    """
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (probes, chain.layout.width))
+    directions = signs / np.sqrt(probes)
 
     def pick(derivatives: Array) -> Array:
-        if is_partition:
-            return derivatives[..., entries, only]
         signs = jnp.asarray(directions.T, derivatives.dtype)
         return (derivatives * jnp.broadcast_to(signs, derivatives.shape)).sum(axis=-1)
 
@@ -49,32 +73,38 @@ def block_diagonals(
 ) -> Array:
     """The entries of df/dz inside ``groups: [m, k]``, as ``[L, *batch, m, k, k]``.
 
-    It takes k derivatives if these are the groups ``found`` in the step's structure, else w. The
-    rows and columns of an entry -1 are undefined.
+    By as many derivatives as the groups ``found`` in the step's structure are large. The rows and
+    columns of an entry -1 are undefined.
     """
-    width, by_rows = chain.layout.width, chain.step.has_custom_vjp
+    directions = _seeds(found, chain.layout.width)
     if np.array_equal(groups, found):
         # [.., m, k of the output, k of the input]
-        derivatives = _derivatives(chain, states, seeds(groups, width))[..., groups, :]
-        return jnp.swapaxes(derivatives, -1, -2) if by_rows else derivatives
-    neighbours = np.full((width, groups.shape[1]), -1, np.int32)
-    for group in groups:
-        neighbours[group[group >= 0]] = group
+        return _by_rows(chain, _derivatives(chain, states, directions)[..., groups, :])
+    row, place = (each[groups] for each in _places(found, chain.layout.width))
+    together = row[:, :, None] == row[:, None, :]
 
-    derivatives = _picked(
-        chain, states, lambda found: found[..., neighbours.T, np.arange(width)], np.eye(width)
-    )
-    # [.., m, k of the input, k of the output]
-    derivatives = jnp.swapaxes(derivatives, -1, -2)[..., groups, :]
-    return derivatives if by_rows else jnp.swapaxes(derivatives, -1, -2)
+    def pick(derivatives: Array) -> Array:
+        picked = derivatives[..., groups[:, :, None], place[:, None, :]]
+        return picked if together.all() else jnp.where(together, picked, 0)
+
+    return _by_rows(chain, _picked(chain, states, pick, directions))
 
 
-def seeds(groups: np.ndarray, width: int) -> np.ndarray:
+def _by_rows(chain: TracedChain, derivatives: Array) -> Array:
+    """Derivatives in reverse mode are rows of the Jacobian."""
+    return jnp.swapaxes(derivatives, -1, -2) if chain.step.has_custom_vjp else derivatives
+
+
+def _seeds(groups: np.ndarray, width: int) -> np.ndarray:
     """0/1 directions ``[k, w]``, each with one entry of every group."""
-    directions = np.zeros((groups.shape[1], width))
-    for direction, entries in zip(directions, groups.T, strict=True):
-        direction[entries[entries >= 0]] = 1
-    return directions
+    return np.arange(groups.shape[1])[:, None] == _places(groups, width)[1]
+
+
+def _places(groups: np.ndarray, width: int) -> np.ndarray:
+    """For each entry its group, and its place in it: int ``[2, w]``."""
+    places = np.zeros((2, width), np.int32)
+    places[:, groups[groups >= 0]] = np.nonzero(groups >= 0)
+    return places
 
 
 def _picked(
@@ -122,14 +152,14 @@ def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Arr
     basis = like(jnp.broadcast_to(wide, (len(vectors), *shape)), states)
 
     def one(state: Array, inputs: Leaves) -> Array:
-        return jax.vmap(pushed(chain, state, inputs), out_axes=-1)(basis)
+        return jax.vmap(_pushed(chain, state, inputs), out_axes=-1)(basis)
 
-    with differentiable(chain.step):
+    with _differentiable(chain.step):
         return jax.vmap(one)(states, chain.inputs)
 
 
 @contextmanager
-def differentiable(step: Step) -> Iterator[None]:
+def _differentiable(step: Step) -> Iterator[None]:
     """Raise an error that says what to do if jax cannot differentiate the step."""
     try:
         yield
@@ -144,7 +174,7 @@ def differentiable(step: Step) -> Iterator[None]:
         ) from error
 
 
-def pushed(chain: TracedChain, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
+def _pushed(chain: TracedChain, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
     """The derivative of one step as a linear function; its transpose in reverse mode only."""
     layout, step = chain.layout, chain.step
 

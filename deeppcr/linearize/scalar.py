@@ -68,7 +68,6 @@ class Scalar(Linearization):
             )
 
     def check(self, step: Step, length: int) -> None:
-        """See `Linearization`."""
         shape, dtype = jnp.shape(self.coefficient), jnp.result_type(self.coefficient)
         if shape not in ((), (length,)) or not (
             jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
@@ -89,7 +88,6 @@ class Scalar(Linearization):
                 )
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        """See `Linearization`."""
         length = len(states)
         if self.of_input is not None:
             of_input = self.of_input
@@ -105,7 +103,6 @@ class Scalar(Linearization):
         return Scalars(scalar, states.shape[1:-1], states.shape[-1])
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
-        """See `Linearization`."""
         return int(layout.dtype.itemsize)
 
     def __str__(self) -> str:
@@ -118,11 +115,9 @@ class Zero(Linearization):
     """``A_l = 0``: each iteration applies the step to all states. No derivatives, no recurrence."""
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        """See `Linearization`."""
         return Zeros.like(states)
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
-        """See `Linearization`."""
         return 0
 
     def __str__(self) -> str:

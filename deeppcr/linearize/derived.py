@@ -1,0 +1,240 @@
+"""Blocks made from those of another linearisation: clipped, or of another function.
+
+Newton's method needs blocks that resemble the derivative of the step, not the derivative itself:
+the residual is that of the step, whatever the blocks.
+
+Where a step amplifies differences, products of its derivatives along the chain overflow long before
+the iteration is near the solution. Blocks whose entries are limited keep them bounded (diagonal
+blocks, limit 1), and are exact wherever the step does not amplify.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from deeppcr.avals import abstract
+from deeppcr.chain import TracedChain
+from deeppcr.checks import describe
+from deeppcr.eager import kept
+from deeppcr.linear import Blocks
+from deeppcr.linearize.exact import Exact, exact_linearization, find_linearization
+from deeppcr.linearize.linearization import Linearization
+from deeppcr.state import StateLayout
+from deeppcr.step import Step, trace
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["linearize"], meta_fields=["limit"])
+@dataclasses.dataclass(frozen=True)
+class Clipped(Linearization):
+    """$A_l$: the blocks of another linearisation, their entries clipped to [-limit, limit].
+
+    For chains whose steps amplify differences here and there, such as Metropolis chains: products
+    of diagonal blocks that are clipped to [-1, 1] never grow. Where nothing is clipped the blocks
+    are those of ``linearize``. Gradients are not affected: by default an adjoint takes the blocks
+    as they are without clipping.
+
+    Attributes:
+        linearize: the blocks to clip, as in `Newton`.
+        limit: float > 0, the largest absolute value of an entry (dimensionless, if all entries of
+            the state have the same units).
+
+    Raises:
+        TypeError: ``limit`` is not a real number.
+        ValueError: ``limit`` is not positive, or ``linearize`` is unknown.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.sin(2 * z + x), jnp.linspace(0.0, 9.0, 100))
+        >>> newton = deeppcr.Newton(linearize=deeppcr.Clipped("diagonal", 1.0))
+        >>> bool(deeppcr.solve(chain, jnp.array(0.5), method=newton).converged)
+        True
+
+    References:
+        Newton's method on Metropolis chains: D. M. Zoltowski et al., *Parallelizing MCMC Across the
+        Sequence Length*, NeurIPS 2025.
+    """
+
+    linearize: str | Linearization = "auto"
+    limit: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "linearize", find_linearization(self.linearize) or Exact())
+        if isinstance(self.limit, bool) or not isinstance(self.limit, int | float):
+            raise TypeError(f"limit is {describe(self.limit)}, expected a real number > 0.")
+        if not 0 < self.limit < math.inf:
+            raise ValueError(f"limit is {self.limit}, expected a finite number > 0.")
+
+    @property
+    def _inside(self) -> Linearization:
+        assert isinstance(self.linearize, Linearization)
+        return self.linearize
+
+    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
+        blocks = self._inside.blocks(chain, states)
+        clipped: Blocks = jax.tree.map(lambda x: jnp.clip(x, -self.limit, self.limit), blocks)
+        return clipped
+
+    def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
+        return self._inside.bytes_per_step(step, layout)
+
+    def check(self, step: Step, length: int) -> None:
+        self._inside.check(step, length)
+
+    def traced(self, chain: TracedChain) -> "Clipped":
+        return dataclasses.replace(self, linearize=self._inside.traced(chain))
+
+    @property
+    def kept(self) -> "Clipped | None":
+        inside = self._inside.kept
+        return dataclasses.replace(self, linearize=inside) if inside else None
+
+    @property
+    def of_adjoint(self) -> Linearization | None:
+        return self._inside.of_adjoint
+
+    def __str__(self) -> str:
+        return f"{self.linearize}, clipped to {self.limit:g}"
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Surrogate(Linearization):
+    r"""$A_l = dg/dz(z_{l-1}, x_l)$: the derivatives of another function g than the step f.
+
+    The residual is that of f, so the solution is that of f, too; g determines how many iterations
+    it takes. For steps
+
+    - without a derivative, such as a `jax.pure_callback`
+    - whose derivative is NaN or infinite somewhere, though the step is not (a norm at 0)
+    - with an expensive derivative: g may be a small network in the place of a large one.
+
+    A step that jumps (accept or reject, rounding) usually takes fewer iterations by its own
+    derivative, that of the branch taken, than by that of a soft gate (straight-through): close to
+    the solution no state crosses the jump, and there the own derivative is exact.
+
+    Gradients of the solution are those of f. By default their blocks are those of f, as if there
+    were no g. ``Adjoint(linearize=Surrogate(g))`` takes those of g, and corrects the result.
+
+    Attributes:
+        step: g, a function of the same signature as the step: ``(state, input) -> state`` for
+            `solve`, ``(carry, x) -> (carry, y)`` for `scan`, which ignores its ``y``. It may close
+            over arrays. It returns a state of the structure, shapes and dtypes of the step's.
+        linearize: the form of the blocks, as in `Newton`. "auto": the narrowest that g's structure
+            proves to hold all of its Jacobian.
+
+    Raises:
+        TypeError: ``step`` is not a function, or returns another state than the chain's.
+        ValueError: ``linearize`` is unknown.
+
+    Example:
+        >>> step = lambda z, x: jnp.sin(jnp.linalg.norm(z) + x) * jnp.ones(2)
+        >>> smooth = lambda z, x: jnp.sin(jnp.sqrt(z @ z + 1e-6) + x) * jnp.ones(2)
+        >>> chain = deeppcr.Chain(step, jnp.zeros(100).at[-1].set(1.0))  # the norm of 0, 99 times
+        >>> newton = deeppcr.Newton(linearize=deeppcr.Surrogate(smooth))
+        >>> solution = deeppcr.solve(chain, jnp.zeros(2), method=newton)
+        >>> bool(solution.converged), bool(solution.stats.iterations < 10)
+        (True, True)
+
+    References:
+        Approximate derivatives: C. T. Kelley, *Iterative Methods for Linear and Nonlinear
+        Equations*, section 5.4. Straight-through: Y. Bengio, N. Léonard, A. Courville, *Estimating
+        or Propagating Gradients Through Stochastic Neurons for Conditional Computation*, 2013.
+    """
+
+    step: Callable[[Any, Any], Any]
+    linearize: str | Linearization = "auto"
+
+    def __post_init__(self) -> None:
+        if not callable(self.step):
+            raise TypeError(
+                f"step is {describe(self.step)}, expected a function with the signature of the "
+                "chain's step."
+            )
+        find_linearization(self.linearize)
+
+    def traced(self, chain: TracedChain) -> Linearization:
+        assert chain.adapt is not None
+        state = jax.tree.unflatten(chain.step.state_tree, _shapes(chain.initial, 0))
+        inputs = jax.tree.unflatten(chain.step.input_tree, _shapes(chain.inputs, 1))
+        try:
+            step, captured = trace(chain.adapt(self.step), state, inputs)
+        except TypeError as error:
+            raise TypeError(f"linearize is {describe(self)}, but: {error}") from error
+        found = find_linearization(self.linearize) or exact_linearization(step, chain.layout)
+        own = dataclasses.replace(chain, step=step, captured=captured)
+        return TracedSurrogate(found.traced(own), captured, step, chain.layout)
+
+    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
+        """Those of what `traced` returns."""
+        raise self._untraced
+
+    def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
+        """That of what `traced` returns."""
+        raise self._untraced
+
+    @property
+    def _untraced(self) -> Exception:
+        return ValueError(
+            f"linearize is {describe(self)}, whose cost is not known before a call; "
+            "expected a linearisation of the step itself in a plan."
+        )
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["linearization", "captured"],
+    meta_fields=["step", "layout"],
+)
+@dataclasses.dataclass(frozen=True)
+class TracedSurrogate(Linearization):
+    """A `Surrogate` of one chain.
+
+    Attributes:
+        linearization: of the surrogate.
+        captured: the arrays that it closes over.
+        step: the surrogate, in the dtypes of the user's chain. The chain may be in wider ones, and
+            may have further inputs behind those of the user.
+        layout: of its state.
+    """
+
+    linearization: Linearization
+    captured: Any
+    step: Step
+    layout: StateLayout
+
+    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
+        avals = [variable.aval for variable in self.step.jaxpr.invars[self.step.states :]]
+        inputs = [x.astype(a.dtype) for x, a in zip(chain.inputs, avals, strict=False)]
+        own = dataclasses.replace(
+            chain, step=self.step, layout=self.layout, inputs=inputs, captured=self.captured
+        )
+        return self.linearization.blocks(own, states)
+
+    def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
+        return self.linearization.bytes_per_step(self.step, layout)
+
+    def check(self, step: Step, length: int) -> None:
+        self.linearization.check(self.step, length)
+
+    @property
+    def kept(self) -> "TracedSurrogate | None":
+        step, linearization = kept(self.step), self.linearization.kept
+        if step is None or linearization is None:
+            return None
+        return dataclasses.replace(self, step=step, linearization=linearization)
+
+    @property
+    def of_adjoint(self) -> None:
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.linearization} of a surrogate"
+
+
+def _shapes(leaves: Any, axes: int) -> list[Any]:
+    return [abstract(leaf, leaf.shape[axes:]) for leaf in leaves]
