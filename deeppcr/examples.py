@@ -151,7 +151,7 @@ class SolverPerExample:
         def one(*leaves: Any) -> Run:
             problem = jax.tree.unflatten(self.problem, leaves)
             solver = problem.with_arrays(self.method).bind(*problem.chains)
-            run: Run = solver.solve(problem.chain)
+            run: Run = problem.by(solver)(problem.chain)
             return run
 
         leaves = [*chain.initial, *chain.inputs, *chain.captured[: self.captured], *self.rest]

@@ -38,10 +38,9 @@ from depth.jaxprs import HoldsProgram, Program, equations, without_constants
 def solve(problem: Problem) -> Run:
     """The solution, differentiable in the arrays of the chain, to every order."""
     solvers = {}
-    for platform, method in problem.methods().items():
-        solvers[platform] = problem.with_arrays(method).bind(*problem.chains)
-    run: Run = by_platform({name: solver.solve for name, solver in solvers.items()})(problem.chain)
-    return run
+    for name, method in problem.methods().items():
+        solvers[name] = problem.by(problem.with_arrays(method).bind(*problem.chains))
+    return by_platform(solvers)(problem.chain)
 
 
 @partial(solve.defjvp, symbolic_zeros=True)

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.adjoint import Adjoint, AdjointSolver, Autodiff
-from deeppcr.adjoint.resolve import resolve_adjoint
+from deeppcr.adjoint import Adjoint, AdjointSolver, Autodiff, resolve_adjoint
 from deeppcr.axis import ChainSharding
 from deeppcr.chain import TracedChain
 from deeppcr.choose import (
@@ -42,6 +41,7 @@ from deeppcr.newton.guess import users_guess
 from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
 from deeppcr.platforms import DEFAULT, differing, platforms
+from deeppcr.sharding import on_shards
 from deeppcr.solution import Run
 from deeppcr.state import Leaves
 from deeppcr.step import Step
@@ -158,8 +158,18 @@ class Problem:
             method = dataclasses.replace(method, linearize=self.linearize)
         if isinstance(method, Newton) and self.atol is not None:
             method = dataclasses.replace(method, atol=self.atol)
+        return method
+
+    def by(self, solver: Any) -> Callable[[TracedChain], Run]:
+        """A bound method, on every shard of the chain at once."""
         axis = self.chain.axis
-        return SolverPerShard(method, axis) if isinstance(axis, ChainSharding) else method
+        if isinstance(solver, SolverPerExample) or not isinstance(axis, ChainSharding):
+            solve: Callable[[TracedChain], Run] = solver.solve
+            return solve
+        along, replicated = axis.along, P()
+        out: Any = Run(along, along, *[replicated] * 3)  # type: ignore[arg-type]
+        specs = (solver.sharded(along, replicated),)
+        return partial(on_shards, type(solver).solve, solver, specs=specs, out=out)
 
     @property
     def chains(self) -> tuple[TracedChain, TracedChain]:
@@ -288,32 +298,6 @@ def step_of(structure: Any) -> Step:
 def _of_structure(structure: Any) -> Problem:
     problem: Problem = jax.tree.unflatten(structure, [object()] * structure.num_leaves)
     return problem
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["inner"], meta_fields=["sharding"])
-@dataclasses.dataclass(frozen=True)
-class SolverPerShard:
-    """A method, on every shard of a chain at once."""
-
-    inner: Any
-    sharding: ChainSharding
-
-    def bind(self, chain: TracedChain, unpadded: TracedChain) -> "SolverPerShard":
-        """The same with the method bound to the chain."""
-        return dataclasses.replace(self, inner=self.inner.bind(chain, unpadded))
-
-    def solve(self, chain: TracedChain) -> Run:
-        """Solve the chain on the devices that hold it."""
-
-        def shard(inner: Any, chain: TracedChain) -> Run:
-            run: Run = inner.solve(chain.shard(self.sharding.shard))
-            return run
-
-        along, replicated = self.sharding.along, P()
-        specs = self.inner.sharded(along, replicated), chain.sharded(along, replicated)
-        out: Any = Run(along, along, *[replicated] * 3)  # type: ignore[arg-type]
-        run: Run = self.sharding.per_shard(shard, specs, out)(self.inner, chain)
-        return run
 
 
 def _bound(linearization: Linearization, chain: TracedChain) -> Linearization:

@@ -15,7 +15,8 @@ A batch that is sharded over another axis of the mesh remains so.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +24,18 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.adjoint import Adjoint
 from deeppcr.axis import ChainSharding, MeshAxis, check_mesh_axis, count_devices
 from deeppcr.chain import Chain, TracedChain, trace_chain
 from deeppcr.checks import describe_type
 from deeppcr.linear import Sharded
-from deeppcr.newton import Newton
 from deeppcr.rewrites.retrace import retyped
 from deeppcr.solution import Run
+from deeppcr.state import Leaves
 from deeppcr.step import Extended
 
 __all__ = ["shard"]
+
+T = TypeVar("T")
 
 
 def shard(chain: Chain, mesh: Mesh, axis: MeshAxis = "chain") -> Chain:
@@ -93,6 +95,24 @@ def find_sharding(inputs: Any, known: ChainSharding | None, *users: Any) -> Chai
             "expected one for all of it."
         )
     return several[0] if several else None
+
+
+def on_shards(
+    f: Callable[..., T], solver: Any, chain: TracedChain, *leaves: Leaves, specs: Any, out: Any
+) -> T:
+    """``f(solver, chain, *leaves)`` on every shard of a chain at once.
+
+    ``specs``: the `PartitionSpec` of ``solver`` and of each of ``leaves``; ``out``: of the result.
+    """
+    sharding: Any = chain.axis
+
+    def shard(solver: Any, chain: TracedChain, *leaves: Leaves) -> T:
+        return f(solver, chain.shard(sharding.shard), *leaves)
+
+    of_solver, *of_leaves = specs
+    in_specs = of_solver, chain.sharded(sharding.along, P()), *of_leaves
+    result: T = sharding.per_shard(shard, in_specs, out)(solver, chain, *leaves)
+    return result
 
 
 def without_shardings(chain: TracedChain) -> TracedChain:
@@ -171,7 +191,7 @@ def _select(condition: Any, yes: Any, no: Any) -> Any:
 
 def _of_solver(user: Any) -> ChainSharding | None:
     """The sharding that a method or an adjoint specifies."""
-    solver = user.linear if isinstance(user, Newton | Adjoint) else user
+    solver = getattr(user, "linear", user)
     if not isinstance(solver, Sharded):
         return None
     return ChainSharding(mesh=solver.mesh, mesh_axis=solver.axis)

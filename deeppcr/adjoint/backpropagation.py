@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from deeppcr.adjoint.linearised import TransposedSteps
-from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import even_chunk, steps_in_cache
 from deeppcr.platforms import platform
@@ -78,10 +77,6 @@ class Backpropagation:
 
         mu, lam = chain.axis.reversed.scan(body, enter, (own, g), whole=whole)
         return from_split(lam, enter, 1) if stacks else lam, mu
-
-    def on_shard(self, axis: ChainAxis) -> "Backpropagation":
-        """See `AdjointSolver`."""
-        return self
 
 
 def _bytes_of_results(jaxpr: Any) -> int:

@@ -7,7 +7,9 @@ derivative is exact with any blocks.
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,6 @@ from jax import Array, lax
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.refine import refine
 from deeppcr.avals import abstract
-from deeppcr.axis import ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, suggests_keywords
 from deeppcr.chunks import even_chunk, steps_in_cache
@@ -36,8 +37,9 @@ from deeppcr.linearize import Linearization, choose_linearization, constant, fin
 from deeppcr.loops import unless
 from deeppcr.newton.convergence import ROUNDING, Criterion
 from deeppcr.platforms import platform
-from deeppcr.state import Leaves, StateLayout
-from deeppcr.step import Step
+from deeppcr.state import Leaves
+
+T = TypeVar("T")
 
 BUDGET = 64  # solves
 # The fallback of exact blocks, for two cases. A product of blocks may overflow, or lose its digits.
@@ -109,15 +111,17 @@ class Adjoint:
         check_count("memory", self.memory, "how many bytes", optional=True)
         check_count("checkpoint", self.checkpoint, "how many steps", optional=True)
 
-    def bind(self, step: Step, layout: StateLayout, length: int) -> "JacobianAdjoint":
-        """The adjoint of a chain of ``length`` such steps, with every option resolved."""
-        choice = choose_linearization(self.linearize, step, layout, length, None, self.memory)
-        atol = ROUNDING * float(jnp.finfo(layout.dtype).tiny)
-        working = float(jnp.finfo(layout.dtype).eps)
-        criterion = Criterion(self.rtol, atol, layout.eps, working, quadratic=False)
-        linearization = constant(choice.linearization)
+    def bind(self, chain: TracedChain) -> "JacobianAdjoint":
+        """The adjoint of a chain, with every option resolved."""
+        layout = chain.layout
+        choice = choose_linearization(
+            self.linearize, chain.step, layout, chain.length, None, self.memory
+        )
+        limits = jnp.finfo(layout.dtype)
+        atol = ROUNDING * float(limits.tiny)
+        criterion = Criterion(self.rtol, atol, layout.eps, float(limits.eps), quadratic=False)
         return JacobianAdjoint(
-            linearization,
+            constant(choice.linearization),
             find_solver(self.linear),
             choice.is_exact,
             criterion,
@@ -159,58 +163,72 @@ class JacobianAdjoint:
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""
-        layout, axis, right = chain.layout, chain.axis, chain.layout.flatten(b)
-        first = _push(layout, _one(chain, states, 0), layout.flatten(enter))
+        layout, axis = chain.layout, chain.axis
+        right = layout.flatten(b)
+        first = _product(chain, states, False, 0, layout.flatten(enter))
         system = System(axis.set_first(right, right[0] + first), axis)
-        blocks = self.linearization.blocks(chain, layout.flatten(states))
-        if self.is_exact:
-            is_right, (_, t) = self._by_exact(system, blocks)
-            by_steps = partial(BACKPROPAGATION.forward, chain, states, b, enter)
-            return unless(is_right, layout.unflatten(t), by_steps)
 
-        def products(t: Array) -> Array:
-            return layout.flatten(jax.jvp(chain, (states,), (layout.unflatten(t),))[1])
+        def unflattened(_: Array, t: Array) -> Leaves:
+            return layout.unflatten(t)
 
-        def product(index: Array, t: Array) -> Array:
-            return _push(layout, _one(chain, states, index), t)
-
-        solve = partial(self.solver.solve_unguarded, blocks)
-        t = refine(system, products, product, solve, self.criterion, self.budget)[1]
-        return layout.unflatten(t)
+        by_steps = partial(BACKPROPAGATION.forward, chain, states, b, enter)
+        return self._solve(system, chain, states, unflattened, by_steps)
 
     def backward(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
-        layout, axis, right = chain.layout, chain.axis.reversed, chain.layout.flatten(g)
+        layout, axis = chain.layout, chain.axis.reversed
+        right = layout.flatten(g)
         right = axis.set_first(right, right[-1] + layout.flatten(enter))
         system = System(right, axis, transposed=True, is_left=True)
-        blocks = self.linearization.blocks(chain, layout.flatten(states))
 
         def unflattened(mu: Array, lam: Array) -> tuple[Leaves, Leaves]:
             return layout.unflatten(lam), layout.unflatten(chain.axis.of_first(mu))
 
+        by_steps = partial(BACKPROPAGATION.backward, chain, states, g, enter)
+        return self._solve(system, chain, states, unflattened, by_steps)
+
+    def _solve(
+        self,
+        system: System,
+        chain: TracedChain,
+        states: Leaves,
+        unflattened: Callable[[Array, Array], T],
+        by_steps: Callable[[], T],
+    ) -> T:
+        """The solution, or ``by_steps`` where exact blocks are not as good."""
+        layout, transposed = chain.layout, system.transposed
+        solver = solver_on(chain.axis, self.solver)
+        blocks = self.linearization.blocks(chain, layout.flatten(states))
+        solve = solver.solve_transposed_unguarded if transposed else solver.solve_unguarded
         if self.is_exact:
-            is_right, left = self._by_exact(system, blocks)
-            by_steps = partial(BACKPROPAGATION.backward, chain, states, g, enter)
+            is_right, left = self._by_exact(system, blocks, solve, solver.multiplies(blocks))
             return unless(is_right, unflattened(*left), by_steps)
+        if transposed:
+            pull = jax.vjp(chain, states)[1]
 
-        _, pull = jax.vjp(chain, states)
+        def products(v: Array) -> Array:
+            vector = layout.unflatten(v)
+            if transposed:
+                return layout.flatten(pull(vector)[0])
+            return layout.flatten(jax.jvp(chain, (states,), (vector,))[1])
 
-        def products(lam: Array) -> Array:
-            return layout.flatten(pull(layout.unflatten(lam))[0])
+        product = partial(_product, chain, states, transposed)
+        by_blocks = partial(solve, blocks)
+        found = refine(system, products, product, by_blocks, self.criterion, self.budget)
+        return unflattened(*found)
 
-        def product(index: Array, lam: Array) -> Array:
-            return _pull(layout, _one(chain, states, index), lam)
-
-        solve = partial(self.solver.solve_transposed_unguarded, blocks)
-        return unflattened(*refine(system, products, product, solve, self.criterion, self.budget))
-
-    def _by_exact(self, system: System, blocks: Blocks) -> tuple[Array, Leaving]:
+    def _by_exact(
+        self,
+        system: System,
+        blocks: Blocks,
+        solve: Callable[[Blocks, Array], Array],
+        multiplies: bool,
+    ) -> tuple[Array, Leaving]:
         """Whether the solution by exact blocks is as good as backpropagation's, and it."""
-        solver, dtype = self.solver, system.b.dtype
-        solve = solver.solve_transposed_unguarded if system.transposed else solver.solve_unguarded
-        if solver.multiplies(blocks):
+        dtype = system.b.dtype
+        if multiplies:
             working = working_dtype(dtype)
             system = dataclasses.replace(system, b=system.b.astype(working))
             found = solve_judged(system, blocks.astype(working), solve, self.criterion.rtol)
@@ -222,30 +240,17 @@ class JacobianAdjoint:
         spoilt = ~(jnp.isfinite(y).all() & jnp.isfinite(leaving).all())
         return system.axis.largest(spoilt.astype(jnp.int32)) == 0, (system.last(leaving), y)
 
-    def on_shard(self, axis: ChainAxis) -> "JacobianAdjoint":
-        """See `AdjointSolver`."""
-        return dataclasses.replace(self, solver=solver_on(axis, self.solver))
 
+def _product(
+    chain: TracedChain, states: Leaves, transposed: bool, index: int | Array, v: Array
+) -> Array:
+    """``A_l v`` of one step, or ``A_l^T v``."""
 
-_One = tuple[TracedChain, Leaves, Leaves]  # one step: its state and its inputs
-
-
-def _one(chain: TracedChain, states: Leaves, index: int | Array) -> _One:
     def at(leaves: Leaves) -> Leaves:
         return [lax.dynamic_index_in_dim(x, index, keepdims=False) for x in leaves]
 
-    return chain, at(states), at(chain.inputs)
-
-
-def _push(layout: StateLayout, one: _One, t: Array) -> Array:
-    chain, state, inputs = one
-    pushed = jax.jvp(
-        lambda z: chain.step(z, inputs, chain.captured), (state,), (layout.unflatten(t),)
-    )[1]
-    return layout.flatten(pushed)
-
-
-def _pull(layout: StateLayout, one: _One, lam: Array) -> Array:
-    chain, state, inputs = one
-    pull = jax.vjp(lambda z: chain.step(z, inputs, chain.captured), state)[1]
-    return layout.flatten(pull(layout.unflatten(lam))[0])
+    step = partial(chain.step, inputs=at(chain.inputs), captured=chain.captured)
+    layout, state, vector = chain.layout, at(states), chain.layout.unflatten(v)
+    if transposed:
+        return layout.flatten(jax.vjp(step, state)[1](vector)[0])
+    return layout.flatten(jax.jvp(step, (state,), (vector,))[1])

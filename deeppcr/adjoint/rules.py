@@ -25,21 +25,25 @@ compositions. It keeps the trajectory from the forward pass, and no Jacobian.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec as P
 
+from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.custom_vjp import differentiated
-from deeppcr.adjoint.solver import AdjointSolver
+from deeppcr.adjoint.jacobian import Adjoint
 from deeppcr.adjoint.transposed import linear_in, moving, tangent_system
-from deeppcr.axis import LOCAL
+from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain import TracedChain
 from deeppcr.chunks import scan_in_chunks
+from deeppcr.newton import Newton
 from deeppcr.partition import combine, partition
 from deeppcr.rewrites.gradients import plain_gradients
-from deeppcr.sequential import run_sequentially
+from deeppcr.sequential import Sequential, run_sequentially
+from deeppcr.sharding import on_shards
 from deeppcr.solution import Run, last_of
 from deeppcr.state import Leaves, add
 from deeppcr.step import Step
@@ -47,6 +51,24 @@ from depth.jaxprs import is_literal, moved_by
 
 Tangents = tuple[Leaves, Leaves, Leaves]  # of the initial state, the inputs, captured arrays
 Pushed = tuple[Run, Leaves, Leaves, Leaves]
+
+
+class AdjointSolver(Protocol):
+    """Propagates tangents along a chunk of the chain, or one shard of it, and cotangents back.
+
+    ``A_l = df/dz(z_{l-1})`` at known states ``z_0 .. z_{L-1}``. A pytree.
+    """
+
+    def chunk(self, chain: TracedChain) -> int:
+        """The number of steps to solve at once; the chunks follow one another."""
+
+    def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
+        """``t_l = A_l t_{l-1} + b_l`` with ``t_0 = enter``."""
+
+    def backward(
+        self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
+    ) -> tuple[Leaves, Leaves]:
+        """``lam_l = g_l + A_{l+1}^T lam_{l+1}``, ``g_L`` plus ``enter``; and ``A_1^T lam_1``."""
 
 
 @jax.tree_util.register_static
@@ -90,6 +112,31 @@ class Autodiff:
         else:
             run = Run.of_sequential(chain, states, outputs, last)
         return run, t, by_outputs, of_last
+
+
+def resolve_adjoint(
+    adjoint: Adjoint | Backpropagation | Autodiff | None, method: object, chain: TracedChain
+) -> AdjointSolver | Autodiff:
+    """The adjoint of a chain that ``method`` solves; ``method`` is None for "auto"."""
+    has_rule = chain.step.has_custom_vjp and not getattr(adjoint, "linear_vjp", False)
+    if isinstance(adjoint, Autodiff) and not has_rule and isinstance(chain.axis, ChainSharding):
+        adjoint = Backpropagation()  # the same, shard after shard
+    is_uneven = not chain.step.varies_like_state
+    if adjoint is None or isinstance(adjoint, Autodiff) or has_rule or is_uneven:
+        is_newton = isinstance(method, Newton)
+        autodiff = adjoint if isinstance(adjoint, Autodiff) else Autodiff()
+        unroll = max(autodiff.unroll, method.unroll if isinstance(method, Sequential) else 1)
+        # Second derivatives differentiate what a rule computes, the values included, and not the
+        # function: the states have to be those of the run that is differentiated.
+        with_states = has_rule or not is_newton or chain.step.has_users_rule
+        return dataclasses.replace(
+            autodiff, with_states=with_states, with_stats=is_newton, unroll=unroll
+        )
+    if not isinstance(adjoint, Adjoint):
+        return adjoint
+    if adjoint.linearize == "auto" and isinstance(method, Newton):
+        adjoint = dataclasses.replace(adjoint, linearize=method.linearize)
+    return adjoint.bind(chain)
 
 
 def pushes(
@@ -182,7 +229,15 @@ def _tangents(
     """The tangents ``t_1 .. t_L`` of the trajectory, as the solution of the linear system above."""
     initial = [jnp.zeros_like(z, shape=z.shape[1:]) for z in states]
     index = jnp.arange(chain.length, dtype=jnp.int32)
-    chunks = partial(scan_in_chunks, length=chain.length, size=adjoint.chunk(chain))
+    size, forward, backward = chain.length, adjoint.forward, adjoint.backward
+    if isinstance(chain.axis, ChainSharding):
+        along, kind = chain.axis.along, type(adjoint)
+        specs = P(), along, along, P()
+        forward = partial(on_shards, kind.forward, adjoint, specs=specs, out=along)
+        backward = partial(on_shards, kind.backward, adjoint, specs=specs, out=(along, P()))
+    else:
+        size = adjoint.chunk(chain)
+    chunks = partial(scan_in_chunks, length=chain.length, size=size)
 
     def steps(index: Array, inputs: Leaves) -> tuple[TracedChain, Callable[..., Leaves], Any]:
         """Consecutive steps, as a chain, and as a function with its differentiated leaves."""
@@ -203,7 +258,7 @@ def _tangents(
             index, z, inputs, b, dx = part
             here, f, primals = steps(index, inputs)
             pushed = jax.jvp(partial(f, z), primals, (dx, dc))[1]
-            t = adjoint.forward(here, z, add(b, pushed), enter)
+            t = forward(here, z, add(b, pushed), enter)
             return [leaf[-1] for leaf in t], t
 
         parts = index, states, chain.inputs, b, dx
@@ -216,7 +271,7 @@ def _tangents(
             enter, totals = carry
             index, z, inputs, g = part
             here, f, primals = steps(index, inputs)
-            lam, leave = adjoint.backward(here, z, g, enter)
+            lam, leave = backward(here, z, g, enter)
             _, pull = jax.vjp(partial(f, z), *primals)
             from_x, from_c = plain_gradients(pull)(lam)
             return (leave, add(totals, from_c)), (lam, from_x)

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr.adjoint import Autodiff, JacobianAdjoint
-from deeppcr.adjoint.resolve import resolve_adjoint
+from deeppcr.adjoint import Autodiff, JacobianAdjoint, resolve_adjoint
 from deeppcr.chain import trace_chain
 from tests.problems import assert_agree, normal
 
