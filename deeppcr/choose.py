@@ -25,8 +25,8 @@ from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.linear.named import FEW_STEPS, pcr_suits
 from deeppcr.linearize import exact_linearization
 from deeppcr.newton import Newton
+from deeppcr.newton.convergence import USUAL
 from deeppcr.newton.damping import TrustRegion
-from deeppcr.newton.expected import USUAL
 from deeppcr.newton.guess import Guess
 from deeppcr.platforms import compiled_for
 from deeppcr.progress import Progress

@@ -19,8 +19,7 @@ from jax import Array
 
 from deeppcr.linear import Leaving, System
 from deeppcr.loops import REFINEMENT, iterate, unless
-from deeppcr.newton.convergence import Convergence, Criterion
-from deeppcr.newton.expected import expected_iterations
+from deeppcr.newton.convergence import Convergence, Criterion, expected_iterations
 
 
 class _Iterate(NamedTuple):

@@ -88,14 +88,6 @@ class Blocks(ABC):
     def transpose(self) -> Self:
         """``A_l^T`` for all l (never conjugated)."""
 
-    def scale(self, factor: Array) -> Self:
-        """``c_l A_l`` for all l, ``factor: [chain, *batch]``."""
-
-        def scaled(leaf: Array) -> Array:
-            return leaf * factor.reshape((*factor.shape, *(1,) * (leaf.ndim - factor.ndim)))
-
-        return jax.tree.map(scaled, self)
-
     def apply_once(self, y: Array) -> Array:
         """`apply`, not to be differentiated: without a copy of the blocks."""
         return self.apply(y)
@@ -348,12 +340,6 @@ class Scalars(Elementwise):
     batch_shape: tuple[int, ...] = ()
     width: int = 1
 
-    def scale(self, factor: Array) -> Self:
-        """The whole batch shares one number per step: the smallest factor."""
-        return dataclasses.replace(
-            self, scalar=self.scalar * factor.reshape(len(factor), -1).min(axis=1, initial=jnp.inf)
-        )
-
     def apply(self, y: Array) -> Array:
         return self.scalar.reshape(*self.scalar.shape, *(1,) * (y.ndim - self.scalar.ndim)) * y
 
@@ -397,9 +383,6 @@ class Zeros(Elementwise):
     @property
     def block_size(self) -> int:
         return 0
-
-    def scale(self, factor: Array) -> Self:
-        return self
 
     def apply(self, y: Array) -> Array:
         return jnp.zeros_like(y)

@@ -3,13 +3,11 @@
 method.py        the method: its options, and their resolution for one chain
 iteration.py     linearise, solve, check, repeat: the loop
 iterate.py       the state of that loop, and how far it has come
-transforms.py    what an iteration makes of its states, one transform after another
 window.py        the steps that are solved at once; they slide along the chain
 convergence.py   the convergence test, also used by the adjoint
 tolerance.py     an absolute tolerance for each step
 guess.py         the initial trajectory
-damping.py       `TrustRegion`, for chains that amplify differences
-auto_damping.py  damping="auto": plain iterations, and a trust region where these get nowhere
+damping.py       `TrustRegion`, for chains that amplify differences, and damping="auto"
 acceleration.py  `Anderson`, for iterations that converge slowly
 lyapunov.py      the growth rate of differences
 precision.py     float32 or better inside

@@ -42,7 +42,6 @@ from jax import Array, lax
 
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.checks import describe
-from deeppcr.newton.transforms import Transform, Trip
 
 ROUNDING = 16  # units in the last place
 LONGEST = 8  # the elimination is unrolled: its operations grow with the cube of the history
@@ -73,7 +72,7 @@ class History(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Anderson(Transform):
+class Anderson:
     """Accelerate an iteration on trajectories by extrapolation from its last few iterates.
 
     For inexact blocks that take many iterations. A step of the chain combines differences of the
@@ -128,11 +127,7 @@ class Anderson(Transform):
         known = jnp.broadcast_to(nowhere, (m, *single.shape))
         return History(zeros, zeros, nowhere, columns, columns, products, known, jnp.int32(0))
 
-    def __call__(self, states: Array, own: History, trip: Trip) -> tuple[Array, History]:
-        """Extrapolated from the last few iterates."""
-        return self.extrapolate(own, trip.states, states, trip.chain.axis)
-
-    def extrapolate(
+    def __call__(
         self, state: History, trajectory: Array, proposed: Array, axis: ChainAxis = LOCAL
     ) -> tuple[Array, History]:
         """The next trajectory and state, from the last one Z and Y(Z), both ``[L, *batch, w]``."""
@@ -145,7 +140,7 @@ class Anderson(Transform):
         return jnp.where(jnp.isfinite(accelerated), accelerated, proposed), state
 
     def shift(self, own: History, distance: Array) -> History:
-        """Nothing is known of the steps that enter."""
+        """After a window has moved by ``distance``: nothing is known of the steps that enter."""
 
         def move(array: Array, axis: int) -> Array:
             padded = lax.concatenate([array, jnp.zeros_like(array)], axis)

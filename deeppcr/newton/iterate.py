@@ -5,9 +5,16 @@ from typing import Any, NamedTuple, Self
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.newton.auto_damping import Trial
 from deeppcr.newton.convergence import Convergence
+from deeppcr.newton.damping import Trial
 from deeppcr.newton.window import Window
+
+
+class Own(NamedTuple):
+    """The states of a trust region, the sizes of the entries, and of acceleration; () if none."""
+
+    sizes: Any
+    history: Any
 
 
 class Iterate(NamedTuple):
@@ -22,7 +29,7 @@ class Iterate(NamedTuple):
         convergence: of the states.
         window: the steps that are solved at once.
         damping: a `Trial` if the damping is "auto", else ().
-        own: the states of the transforms.
+        own: the states of damping and acceleration.
         residuals: one more than iterations, that of the guess in the second place; empty unless
             recorded.
         reported: int32, the number of converged states reported to the user last: an estimate of
@@ -35,7 +42,7 @@ class Iterate(NamedTuple):
     convergence: Convergence
     window: Window
     damping: Any
-    own: Any
+    own: Own
     residuals: Array
     reported: Array
 

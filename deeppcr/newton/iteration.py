@@ -1,7 +1,7 @@
 """Linearise, solve, check, repeat: the loop of every Newton-like method.
 
     while the states have not converged:             `_goes_on`
-        states = transforms(states)                  `_newton`: linearise, solve, transforms
+        states = solution of the recurrence          `_newton`: linearise, solve, damp, accelerate
         value, convergence = test(step(states))      `_checked`
 
 The loop works on the whole chain, or on a window that slides along it: the next W states that have
@@ -22,24 +22,22 @@ from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.loops import ITERATION, STEP, iterate, named
-from deeppcr.newton.auto_damping import Trial
 from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
-from deeppcr.newton.damping import Damped, TrustRegion
+from deeppcr.newton.damping import SWEEPS, Trial, TrustRegion, largest
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
-from deeppcr.newton.iterate import Iterate, Progress
+from deeppcr.newton.iterate import Iterate, Own, Progress
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
-from deeppcr.newton.transforms import Guarded, Solved, Transform, Trip
 from deeppcr.newton.window import Window, forward
 from deeppcr.platforms import platform
 from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
 
-Next = tuple[Array, Array, list[Any], Array]
-"""Whether they are known, the next states, those of the transforms, and whether the size of the
-update says nothing."""
+Next = tuple[Array, Array, Own, Array]
+"""Whether they are known, the next states, what is beside them, and whether the size of the update
+says nothing."""
 
 SMALL = 4  # entries of a block, up to which a product of two is cheap
 
@@ -127,6 +125,7 @@ class NewtonSolver:
     def _begin(self, chain: TracedChain) -> Iterate:
         """Before the first trip."""
         entry, applies = chain.layout.flatten(chain.initial), self.options.initial_guess == "apply"
+        acceleration = self.options.acceleration
         first = first_trajectory(self.guess, chain, entry, self.window)
         # The first trips apply the step to the guess, and test the result, so that the loop alone
         # has a copy of both. Where a branch costs time they are in front of it.
@@ -140,7 +139,10 @@ class NewtonSolver:
             convergence=Convergence.unknown(states),
             window=Window.begin(entry, first, self.window, chain.length),
             damping=Trial.begin(states) if self._is_auto else (),
-            own=[each.begin(states) for each in self._transforms],
+            own=Own(
+                jnp.zeros_like(entry) if self._region else (),
+                acceleration.begin(states) if acceleration else (),
+            ),
             residuals=jnp.full(recorded, unrecorded(), states.dtype),
             reported=jnp.int32(0),
         )
@@ -183,18 +185,35 @@ class NewtonSolver:
         return self._checked(chain, following, update, solved)
 
     def _newton(self, window: TracedChain, now: Iterate, reached: Progress, _: Next) -> Next:
-        """The states of the next iterate: blocks, the linear recurrence, transforms."""
+        """The states of the next iterate: blocks, the linear recurrence, damping, acceleration."""
         entry, start, axis = now.window.entry, now.window.start, window.axis
         origin = axis.before(entry, now.states)
         blocks: Blocks = self.linearization.blocks(window, origin)
-        trip = Trip(
-            *(window, entry, now.states, origin, now.value, blocks),
-            *(now.counted == 0, reached.prefix - start, reached.exact - start),
-        )
-        states, own = now.states, []
-        for transform, before in zip(self._transforms, now.own, strict=True):
-            states, after = transform(states, before, trip)
-            own.append(after)
+        index, (sizes, history) = axis.indices(origin.shape), now.own
+        # The first step starts from a known state. An update in place would be a kernel of its own
+        # on a GPU; on a TPU the iteration of a GRU would take 4 times as long (jax 0.10.2).
+        change = now.value - blocks.apply_only(origin)
+        states = self.solver.solve_unguarded(blocks, jnp.where(index == 0, now.value, change))
+        if region := self._region:
+            seen = jnp.where(index < reached.prefix - start, now.states, 0)
+            both = jnp.maximum(jnp.abs(now.states), jnp.abs(now.value))
+            seen = jnp.where(now.counted == 0, both, seen)
+            sizes = jnp.maximum(sizes, axis.largest(largest(seen)))
+            states = region.clip(now.states, states, sizes)
+        # What overflows would spread to all later steps.
+        states = jnp.where(jnp.isfinite(states), states, now.states)
+        # The recurrence reproduces states that are exact to the last bit only to rounding.
+        states = jnp.where(index < reached.exact - start, now.value, states)
+        if region:
+
+            def sweep(_: Array, states: Array) -> Array:
+                swept = like(window.evaluate(axis.before(entry, states)), states)
+                return jnp.where(jnp.isfinite(swept).all(axis=-1)[..., None], swept, states)
+
+            states = lax.fori_loop(0, SWEEPS, sweep, like(states, states, now.value))
+        if acceleration := self.options.acceleration:
+            states, history = acceleration(history, now.states, states, axis)
+        own = Own(sizes, history)
         solved = self._keeps_size(blocks, axis) if self.is_affine else jnp.zeros((), bool)
         found: Next = like((jnp.ones((), bool), states, own, solved), now)
         return found
@@ -278,14 +297,13 @@ class NewtonSolver:
         if self.guess is None:  # states that enter start from the last one of the window
             guess = jnp.broadcast_to(states[-1], guess.shape)
         enters = chain.axis.indices(guess.shape) >= self.window - distance
+        own, acceleration = now.own, self.options.acceleration
+        history = acceleration.shift(own.history, distance) if acceleration else ()
         following = now._replace(
             states=jnp.where(enters, guess, forward(states, distance)),
             convergence=now.convergence.shifted(distance, enters.all(axis=-1), now.iterations),
             window=moved,
-            own=[
-                each.shift(own, distance)
-                for each, own in zip(self._transforms, now.own, strict=True)
-            ],
+            own=own._replace(history=history),
         )
         return following, jnp.where(enters, jnp.inf, forward(update, distance))
 
@@ -297,11 +315,10 @@ class NewtonSolver:
         return bool(self.options.damping == "auto")
 
     @property
-    def _transforms(self) -> list[Transform]:
-        damping, acceleration = self.options.damping, self.options.acceleration
-        is_damped = isinstance(damping, TrustRegion)
-        solved = Damped(self.solver, damping) if is_damped else Solved(self.solver)
-        return [solved, Guarded(), *([acceleration] if acceleration else [])]
+    def _region(self) -> TrustRegion | None:
+        """The trust region of every iteration."""
+        damping = self.options.damping
+        return damping if isinstance(damping, TrustRegion) else None
 
     def _keeps_size(self, blocks: Blocks, axis: ChainAxis) -> Array:
         """Whether no block amplifies differences, by a bound on its norm: bool."""

@@ -40,9 +40,8 @@ from deeppcr.linearize import (
     find_linearization,
 )
 from deeppcr.newton.acceleration import Anderson
-from deeppcr.newton.convergence import ROUNDING, Criterion
+from deeppcr.newton.convergence import ROUNDING, Criterion, expected_iterations
 from deeppcr.newton.damping import TrustRegion
-from deeppcr.newton.expected import expected_iterations
 from deeppcr.newton.guess import Guess, check_guess, users_guess
 from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32

@@ -26,7 +26,7 @@ from deeppcr.linear import Sharded, name_of
 from deeppcr.linearize import choose_linearization
 from deeppcr.loops import ITERATION
 from deeppcr.newton import Newton
-from deeppcr.newton.expected import expected_iterations
+from deeppcr.newton.convergence import expected_iterations
 from deeppcr.planning.instance import Instance, instances_of, name_of_pair
 from deeppcr.planning.report import Candidate, ChainPlan, Plan, digits
 from deeppcr.sequential import Sequential

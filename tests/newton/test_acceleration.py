@@ -39,7 +39,7 @@ def compiled(function):
 
 def run(accelerate, pairs, state=None):
     """What each call returns, and the last history."""
-    call, outputs = compiled(accelerate.extrapolate), []
+    call, outputs = compiled(accelerate.__call__), []
     state = accelerate.begin(jnp.asarray(pairs[0][0])) if state is None else state
     for trajectory, proposed in pairs:
         accelerated, state = call(state, trajectory, proposed)

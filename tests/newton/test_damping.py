@@ -9,7 +9,6 @@ import pytest
 
 import deeppcr
 from deeppcr import Chain, Clipped, Newton, Result, TrustRegion
-from deeppcr.linear import BlockDiagonals, Diagonals, Matrices, Scalars, Zeros
 from deeppcr.newton.damping import shrinkage
 from experiments.models.published import mala_chain
 from tests.problems import (
@@ -122,26 +121,6 @@ def test_auto_loses_nothing_that_plain_iterations_solve():
 def test_the_shrinkage_of_updates():
     update = np.array([[0.0, 0.0], [3.0, -4.0], [np.inf, 0.0], [np.nan, 1.0], [1e300, 0.0]])
     assert_agree(jax.jit(shrinkage)(update), np.array([1.0, 1 / np.sqrt(17.0), 0.0, 0.0, 0.0]))
-
-
-def test_blocks_times_a_factor_for_every_example():
-    y, factor = normal(0, 5, 2, 4), np.abs(normal(1, 5, 2))
-    kinds = [
-        Matrices(normal(2, 5, 2, 4, 4)),
-        BlockDiagonals(normal(3, 5, 2, 2, 2, 2), [[0, 2], [1, 3]]),
-        Diagonals(normal(4, 5, 2, 4)),
-        Zeros.like(y),
-    ]
-    same = np.broadcast_to(factor.min(1, keepdims=True), factor.shape)
-    scalars = Scalars(normal(5, 5), (2,), 4)  # one number for all examples
-
-    @jax.jit
-    def both():
-        pairs = [*((blocks, factor) for blocks in kinds), (scalars, same)]
-        scaled = [blocks.scale(jnp.asarray(by)).apply(y) for blocks, by in pairs]
-        return scaled, [by[..., None] * blocks.apply(y) for blocks, by in pairs]
-
-    assert_agree(*both())
 
 
 @pytest.mark.parametrize("radius", [0, -1.0, float("nan")])
