@@ -54,7 +54,7 @@ def solve_in_segments(
         )
     if not (isinstance(method, Sequential) or isinstance(method.initial_guess, str)):
         raise ValueError(
-            f"initial_guess is {describe(method.initial_guess)}, expected a name with "
+            "initial_guess is for the chain as a whole, expected a name with "
             "Adjoint(checkpoint=...), which solves one segment after another."
         )
     if isinstance(method, Newton) and not is_number(method.atol):

@@ -21,7 +21,7 @@ from deeppcr.choose import AdjointOption, Auto, MethodOption, find_adjoint, find
 from deeppcr.layers import Repeated, Segment, apply_layers
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
-from deeppcr.newton.guess import guess_of_state
+from deeppcr.newton.guess import users_guess
 from deeppcr.newton.tolerance import is_number, tolerances
 from deeppcr.platforms import is_eager, platforms
 from deeppcr.progress import report_end
@@ -335,15 +335,13 @@ def _runs_plainly(chain: TracedChain, method: MethodOption, adjoint: AdjointOpti
 def _with_arrays(
     method: MethodOption, carry: Carry, inputs: Any, length: int, reverse: bool = False
 ) -> MethodOption:
-    """The method, with a tolerance for each step, and with its guess for the state in the carry."""
+    """The method, with a tolerance for each step, and with its guess as a function of the chain."""
     if isinstance(method, Newton) and not is_number(method.atol):
         atol = tolerances(method.atol, inputs, length)
         method = dataclasses.replace(method, atol=jnp.flip(atol) if reverse else atol)
-    if carry.is_state or isinstance(method, Sequential):
+    if isinstance(method, Sequential) or isinstance(method.initial_guess, str):
         return method
-    if reverse and callable(method.initial_guess):
-        inputs = jax.tree.map(lambda x: jnp.flip(jnp.asarray(x), 0), inputs)
-    guess = guess_of_state(method.initial_guess, carry, inputs, length)
+    guess = partial(users_guess, method.initial_guess, carry)
     return dataclasses.replace(method, initial_guess=guess)
 
 

@@ -37,7 +37,6 @@ from deeppcr.linearize import (
     memory_budget,
 )
 from deeppcr.newton import Newton
-from deeppcr.newton.guess import users_guess
 from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
 from deeppcr.platforms import DEFAULT, differing, platforms
@@ -111,11 +110,10 @@ class Problem:
             if not is_number(method.atol):
                 atol, method = method.atol, dataclasses.replace(method, atol=0.0)
         if isinstance(method, Newton | Auto):
-            if not isinstance(method.initial_guess, str):
+            users: Any = method.initial_guess  # a name, or a function of the chain
+            if not isinstance(users, str):
                 inputs = unpadded.axis.in_order(unpadded.inputs)
-                guess = users_guess(
-                    method.initial_guess, dataclasses.replace(unpadded, inputs=inputs)
-                )
+                guess = users(dataclasses.replace(unpadded, inputs=inputs))
                 method = dataclasses.replace(method, initial_guess="apply")
             found = chain_in_float32(chain)
             in_float32 = (
@@ -152,8 +150,7 @@ class Problem:
         if self.examples is not None and isinstance(method, Newton):
             return SolverPerExample(self.rest, method, *self.examples)
         if isinstance(method, Newton) and self.guess is not None:
-            guess = jax.tree.unflatten(self.chain.step.state_tree, self.guess)
-            method = dataclasses.replace(method, initial_guess=lambda *_: guess)
+            method = dataclasses.replace(method, initial_guess=self.guess)
         if isinstance(method, Newton) and self.linearize is not None:
             method = dataclasses.replace(method, linearize=self.linearize)
         if isinstance(method, Newton) and self.atol is not None:

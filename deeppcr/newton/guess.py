@@ -53,13 +53,13 @@ class Coarse:
         if self.step is not None and not callable(self.step):
             raise TypeError(f"step is {describe(self.step)}, expected a function, or None.")
 
-    def trajectory(self, chain: TracedChain) -> Leaves:
-        """Leaves of ``z_1 .. z_L``."""
+    def trajectory(self, carry: Carry, chain: TracedChain) -> Leaves:
+        """Leaves of the states ``z_1 .. z_L``."""
         every = min(self.every, chain.length)
         count = chain.length // every
 
         def body(state: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
-            after = self._users_step(chain, state, xs) if self.step else euler(state, xs)
+            after = self._users_step(carry, chain, state, xs) if self.step else euler(state, xs)
             return after, after
 
         def euler(state: Leaves, xs: Leaves) -> Leaves:
@@ -81,13 +81,13 @@ class Coarse:
             for z, end in zip(chain.initial, ends, strict=True)
         ]
 
-    def _users_step(self, chain: TracedChain, state: Leaves, xs: Leaves) -> Leaves:
-        tree = chain.step.state_tree
+    def _users_step(self, carry: Carry, chain: TracedChain, state: Leaves, xs: Leaves) -> Leaves:
         assert self.step is not None
-        after = self.step(
-            jax.tree.unflatten(tree, state), jax.tree.unflatten(chain.step.input_tree, xs)
-        )
-        leaves = _checked("the step of Coarse returns", after, tree, [z.shape for z in state])
+        inputs = jax.tree.unflatten(chain.step.input_tree, xs)
+        x, driven = (inputs, []) if carry.is_state else inputs
+        # The carry before the first of the steps that the coarse one replaces.
+        after = self.step(carry.join(state, [before[0] for before in driven]), x)
+        leaves = _states("the step of Coarse returns", after, carry, ())
         return [jnp.asarray(a, z.dtype) for a, z in zip(leaves, state, strict=True)]
 
 
@@ -114,20 +114,19 @@ def check_guess(guess: Guess) -> None:
         )
 
 
-def users_guess(guess: Guess, chain: TracedChain) -> Leaves:
-    """The leaves of the initial trajectory: as given, or from a function or a coarse chain.
+def users_guess(guess: Guess, carry: Carry, chain: TracedChain) -> Leaves:
+    """The leaves of the initial trajectory of states, from a guess for the carry, by no name.
 
     No derivatives pass through it.
     """
-    tree = chain.step.state_tree
     if isinstance(guess, Coarse):
-        leaves: Leaves = guess.trajectory(chain)
+        leaves: Leaves = guess.trajectory(carry, chain)
     else:
         if callable(guess):
-            initial = jax.tree.unflatten(tree, chain.initial)
-            guess = guess(initial, jax.tree.unflatten(chain.step.input_tree, chain.inputs))
-        expected = [(chain.length, *z.shape) for z in chain.initial]
-        leaves = _checked("initial_guess has", guess, tree, expected, ": a trajectory")
+            inputs = jax.tree.unflatten(chain.step.input_tree, chain.inputs)
+            initial = jax.tree.unflatten(carry.tree, carry.initial)
+            guess = guess(initial, inputs if carry.is_state else inputs.users)
+        leaves = _states("initial_guess has", guess, carry, (chain.length,), ": a trajectory")
     dtypes = {jnp.asarray(leaf).dtype for leaf in leaves}
     if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
         raise TypeError(
@@ -137,46 +136,25 @@ def users_guess(guess: Guess, chain: TracedChain) -> Leaves:
     return [lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
 
 
-def guess_of_state(guess: Guess, carry: Carry, inputs: Any, length: int) -> Guess:
-    """Convert a guess for the carry into one for the state in it."""
-    tree, initial = carry.tree, carry.initial
-    if isinstance(guess, str) or (isinstance(guess, Coarse) and guess.step is None):
-        return guess
-    if isinstance(guess, Coarse):
-        users: Any = guess.step
-
-        def step(state: Leaves, inputs: tuple[Any, Leaves]) -> Leaves:
-            x, driven = inputs
-            # The carry before the first of the steps that the coarse one replaces.
-            after = users(carry.join(state, [before[0] for before in driven]), x)
-            shapes = [z.shape for z in initial]
-            return carry.split(_checked("the step of Coarse returns", after, tree, shapes))
-
-        return dataclasses.replace(guess, step=step)
-    if callable(guess):
-        guess = guess(jax.tree.unflatten(tree, initial), inputs)
-    shapes = [(length, *z.shape) for z in initial]
-    return carry.split(_checked("initial_guess has", guess, tree, shapes, ": a trajectory"))
-
-
-def _checked(what: str, found: Any, tree: Any, expected: list[Any], where: str = "") -> Leaves:
-    """The leaves of a value from the user, or from a user's function, checked."""
+def _states(what: str, found: Any, carry: Carry, steps: tuple[int, ...], where: str = "") -> Leaves:
+    """The leaves of the state in a carry from the user, of so many steps, checked."""
     leaves, structure = jax.tree.flatten(found)
     shapes = [jnp.shape(leaf) for leaf in leaves]
-    if structure != tree or shapes != expected:
+    expected = [(*steps, *z.shape) for z in carry.initial]
+    if structure != carry.tree or shapes != expected:
         raise ValueError(
             f"{what} leaves of shapes {shapes} in {structure}, "
-            f"expected {expected} in {tree}{where}."
+            f"expected {expected} in {carry.tree}{where}."
         )
-    return leaves
+    return carry.split(leaves)
 
 
-def first_trajectory(given: Leaves | None, chain: TracedChain, start: Array, window: int) -> Array:
-    """The states to begin with: ``[L, *batch, w]`` if they are given, else the first ``window``.
+def first_trajectory(guess: Leaves | None, chain: TracedChain, start: Array, window: int) -> Array:
+    """The states to begin with: ``[L, *batch, w]`` if there is a guess, else the first ``window``.
 
     The initial state replaces entries that are not finite, which would spread to all later states.
     """
-    if given is None:
+    if guess is None:
         return jnp.broadcast_to(start, (window, *start.shape))
-    states = chain.layout.flatten(cast(given, chain.layout.dtypes))
+    states = chain.layout.flatten(cast(guess, chain.layout.dtypes))
     return jnp.where(jnp.isfinite(states), states, start)

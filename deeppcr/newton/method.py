@@ -42,7 +42,7 @@ from deeppcr.linearize import (
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.convergence import ROUNDING, Criterion, expected_iterations
 from deeppcr.newton.damping import TrustRegion
-from deeppcr.newton.guess import Guess, check_guess, users_guess
+from deeppcr.newton.guess import Guess, check_guess
 from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import Tolerance, check_atol, is_number
@@ -197,11 +197,12 @@ class Newton:
             or self.acceleration is not None
             or isinstance(choice.linearization, Scalar | Zero)
         )
-        guess = self.initial_guess if isinstance(self.initial_guess, str) else "constant"
+        guess: Any = self.initial_guess  # a name, or leaves by now
+        is_named = isinstance(guess, str)
         atol: Any = self.atol if is_number(self.atol) else 0.0  # an array is that of the solver
         return NewtonSolver(
             linearization=constant(choice.linearization),
-            guess=self._guess(chain, unpadded),
+            guess=None if is_named else self._along(chain, unpadded, guess),
             atol=None if is_number(self.atol) else self._along(chain, unpadded, [self.atol])[0],
             captured=widened.captured,
             options=dataclasses.replace(
@@ -210,7 +211,7 @@ class Newton:
                 linear="auto",
                 atol=0.0,
                 damping=None if is_plain and self.damping == "auto" else self.damping,
-                initial_guess=guess,
+                initial_guess=guess if is_named else "constant",
                 progress=Reporter(self.progress, unpadded.length) if self.progress else None,
             ),
             solver=solver_on(chain.axis, find_solver(self.linear)),
@@ -248,13 +249,6 @@ class Newton:
         return choose_linearization(
             self.linearize, chain.step, chain.layout, each, window, self.memory, length
         )
-
-    def _guess(self, chain: TracedChain, unpadded: TracedChain) -> Leaves | None:
-        """The user's initial trajectory."""
-        if isinstance(self.initial_guess, str):
-            return None
-        unpadded = dataclasses.replace(unpadded, inputs=chain.axis.in_order(unpadded.inputs))
-        return self._along(chain, unpadded, users_guess(self.initial_guess, unpadded))
 
     def _along(self, chain: TracedChain, unpadded: TracedChain, arrays: Leaves) -> Leaves:
         """Arrays of one entry for each step, as the chain has them; added steps repeat the last."""

@@ -9,7 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Chain, Coarse, Newton, Result
-from deeppcr.chain import trace_chain
+from deeppcr.chain import trace_carry, with_outputs
 from tests.newton.chain import CHAIN, Z0
 from tests.problems import (
     L,
@@ -113,8 +113,8 @@ def test_coarse_without_inputs_and_with_a_step_of_its_own():
     z0 = jnp.array(-1.0)
     solution = solve(chain, z0, method=Newton(initial_guess=Coarse(every=7, step=exact)))
     assert_agree(solution.trajectory, trajectory(chain, z0))
-    traced = trace_chain(lambda z, x: (step(z, x), None), z0, None, 40, 0, "z0")
-    (states,) = jax.jit(lambda: Coarse(every=10, step=exact).trajectory(traced))()
+    traced, carry = trace_carry(step, z0, None, 40, 0, "z0", adapt=with_outputs)
+    (states,) = jax.jit(lambda: Coarse(every=10, step=exact).trajectory(carry, traced))()
     assert_agree(states[9::10], trajectory(chain, z0)[9::10])  # where coarse steps end it is right
     assert_agree(states[:10], np.linspace(z0, states[9], 11)[1:])  # and straight in between
 
