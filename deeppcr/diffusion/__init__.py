@@ -3,7 +3,6 @@
 from deeppcr.diffusion.gaussian import Gaussian
 from deeppcr.diffusion.guidance import guided
 from deeppcr.diffusion.images import Inpaint
-from deeppcr.diffusion.predicted import pred_original_sample
 from deeppcr.diffusion.sampler import sample
 from deeppcr.diffusion.schedule import Schedule
 
@@ -12,6 +11,5 @@ __all__ = [
     "Inpaint",
     "Schedule",
     "guided",
-    "pred_original_sample",
     "sample",
 ]

@@ -3,14 +3,15 @@
 import dataclasses
 import inspect
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from deeppcr.checks import describe, did_you_mean
-from deeppcr.diffusion.fields import FIELDS_OF_DIFFUSERS
 
 Config = Mapping[str, Any]
 
@@ -41,10 +42,10 @@ class Field:
 
 def one_of(*values: Any, aliases: Mapping[Any, Any] | None = None) -> Field:
     """One of some values; the first is the default, and ``aliases`` stand for others of them."""
-    kinds = [(type(value), value) for value in values]
+    kinds = [*dict.fromkeys((type(value), value) for value in values)]
     return Field(
         values[0],
-        f"one of {list(values)}",
+        f"one of {[value for _, value in kinds]}",
         lambda value: (type(value), value) in kinds,
         aliases or {},
     )
@@ -55,30 +56,28 @@ def flag(default: bool) -> Field:
     return one_of(default, not default, aliases={None: False})
 
 
-def count(default: int | None, least: int = 1, most: float = float("inf")) -> Field:
-    """An integer within bounds; or None, if that is the default."""
-    expected = f"an integer >= {least}" + (f" and <= {most}" if most < float("inf") else "")
-    return Field(
-        default,
-        expected,
-        lambda value: (
-            (value is None and default is None)
-            or (isinstance(value, int) and _is_number(value) and least <= value <= most)
-        ),
-    )
-
-
-def number(default: float | None, *, optional: bool = False, share: bool = False) -> Field:
-    """A number, from 0 to 1 for a share, or None if that is the default or ``optional``."""
+def number(
+    default: float | None,
+    least: float = -math.inf,
+    most: float = math.inf,
+    *,
+    kind: Any = int | float,
+    optional: bool = False,
+) -> Field:
+    """A number within bounds, or None if that is the default or ``optional``."""
     optional = optional or default is None
-    expected = "a number" + " from 0 to 1" * share + ", or None" * optional
-    return Field(
-        default,
-        expected,
-        lambda value: (
-            (value is None and optional) or (_is_number(value) and (not share or 0 <= value <= 1))
-        ),
-    )
+    bounds = [f">= {least}"] * (least > -math.inf) + [f"<= {most}"] * (most < math.inf)
+    words = ["an integer" if kind is int else "a number", " and ".join(bounds)]
+
+    def supports(value: Any) -> bool:
+        if value is None or not isinstance(value, kind) or isinstance(value, bool):
+            return value is None and optional
+        return least <= value <= most
+
+    return Field(default, " ".join(filter(None, words)) + ", or None" * optional, supports)
+
+
+count = partial(number, least=1, kind=int)
 
 
 def numbers(default: tuple[float, ...] | None) -> Field:
@@ -86,20 +85,37 @@ def numbers(default: tuple[float, ...] | None) -> Field:
     return Field(
         default,
         "a list of numbers, or None",
-        lambda value: value is None or (isinstance(value, tuple) and all(map(_is_number, value))),
+        lambda value: (
+            value is None or (isinstance(value, tuple) and all(map(number(0.0).supports, value)))
+        ),
         aliases={None: default},
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def fields_of(**defaults: Any) -> dict[str, Field]:
+    """Fields by their defaults: a flag, an integer >= 1, a number, one of several; or a field."""
+
+    def field(default: Any) -> Field:
+        if isinstance(default, Field):
+            return default
+        if isinstance(default, tuple):
+            return one_of(*default)
+        kind: Any = {bool: flag, int: count}.get(type(default), number)
+        return cast(Field, kind(default))
+
+    return {name: field(default) for name, default in defaults.items()}
 
 
 def read_config(config: Any) -> dict[str, Any]:
     """A configuration as a dict, from a dict, a path, or a scheduler of diffusers."""
     if isinstance(config, str | os.PathLike):
-        found: dict[str, Any] = json.loads(_file(Path(config)).read_text(encoding="utf-8"))
-        return found
+        path, name = Path(config), "scheduler_config.json"
+        files = [path, path / name, path / "scheduler" / name]
+        if not (found := [file for file in files if file.is_file()]):
+            raise FileNotFoundError(
+                f"config is {str(path)!r}, expected a {name} or a folder that has one."
+            )
+        return dict(json.loads(found[0].read_text(encoding="utf-8")))
     if isinstance(config, Mapping):
         return dict(config)
     if isinstance(getattr(config, "config", None), Mapping):
@@ -113,21 +129,8 @@ def read_config(config: Any) -> dict[str, Any]:
     )
 
 
-def _file(path: Path) -> Path:
-    name = "scheduler_config.json"
-    found = next((p for p in (path, path / name, path / "scheduler" / name) if p.is_file()), None)
-    if found is None:
-        raise FileNotFoundError(
-            f"config is {str(path)!r}, expected a scheduler_config.json or a folder that has one."
-        )
-    return found
-
-
 def fill(
-    config: Config,
-    fields: Mapping[str, Field],
-    owner: str,
-    others: Collection[str] = FIELDS_OF_DIFFUSERS,
+    config: Config, fields: Mapping[str, Field], owner: str, others: Collection[str] = ()
 ) -> dict[str, Any]:
     """All fields of a scheduler: those of the configuration, checked, and defaults for the rest.
 

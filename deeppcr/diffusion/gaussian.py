@@ -75,7 +75,7 @@ class Gaussian(Linearization):
         plain = dataclasses.replace(table, correct=None, learned=None, span=None)
 
         def step(state: Any, at: Any) -> Any:
-            x = table.newest(state)
+            x = state["x"]
             output = (at[GAIN] * x.astype(at[GAIN].dtype)).astype(x.dtype)
             return plain.advance(state, output, at)
 

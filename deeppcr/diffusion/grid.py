@@ -5,33 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from deeppcr.diffusion.config import Config, Field, count, flag, number, one_of
-from deeppcr.diffusion.noise import alpha_sigma, alphas_cumprod, beta_fields, training_sigmas
-from deeppcr.diffusion.output import PREDICTIONS, THRESHOLD_FIELDS
+from deeppcr.diffusion.config import Config
+from deeppcr.diffusion.noise import alpha_sigma, alphas_cumprod, training_sigmas
 
-Pair = tuple[np.ndarray, np.ndarray]
-
-
-def time_fields(default: str) -> dict[str, Field]:
-    """The fields for the spacing of times (Lin et al., WACV 2024, table 2)."""
-    names = dict.fromkeys((default, "leading", "linspace", "trailing"))
-    return {"timestep_spacing": one_of(*names), "steps_offset": count(0, least=0)}
-
-
-RAMP_FIELDS = {f"use_{ramp}_sigmas": flag(False) for ramp in ("karras", "exponential", "beta")}
-# Those of multistep solvers in log(alpha / sigma): DPM-Solver, DEIS and UniPC.
-SOLVER_FIELDS = {
-    **beta_fields(),
-    **time_fields("linspace"),
-    **RAMP_FIELDS,
-    **THRESHOLD_FIELDS,
-    "prediction_type": one_of(*PREDICTIONS, "flow_prediction"),
-    "use_flow_sigmas": flag(False),
-    "flow_shift": number(1.0),
-    "use_dynamic_shifting": flag(False),
-    "time_shift_type": one_of("exponential"),
-    "lower_order_final": flag(True),
-}
+BEFORE_NOISE = 1e-6  # from 1, where the first sigma of flow matching is set: alpha must not be 0
+Ramp = Callable[[float, float, int], np.ndarray]
 
 
 def spaced_times(config: Config, points: int, end: int) -> np.ndarray:
@@ -59,7 +37,7 @@ def integer_times(config: Config, steps: int) -> np.ndarray:
     return times
 
 
-def continuous_grid(config: Config, steps: int) -> Pair:
+def continuous_grid(config: Config, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """``[L]``, float32: times; ``[L + 1]``: sigmas, for samplers that go by ``x_0 + sigma noise``.
 
     Times are between the training times.
@@ -72,86 +50,92 @@ def continuous_grid(config: Config, steps: int) -> Pair:
     if ramp := find_ramp(config):
         sigmas = ramp(*_ends(config, sigmas), steps)
         times = _times_of(trained, sigmas).astype(np.float32)
-    return times, np.append(sigmas, last_sigma(config))[: steps + 1]
+    is_least = config.get("final_sigmas_type") == "sigma_min"
+    return times, np.append(sigmas, trained[0] if is_least else 0.0)[: steps + 1]
 
 
-def solver_grid(config: Config, steps: int, cut: bool = False) -> Pair:
-    """``[L]``, int32: times; ``[L]``: sigmas, for solvers in log(alpha / sigma).
+def solver_grid(
+    config: Config,
+    steps: int,
+    even: np.ndarray | None = None,
+    *,
+    cut: bool = False,
+    stays: bool = False,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``[L]``, int32: times; ``[L + 1]`` each: alpha and sigma, for solvers in log(alpha / sigma).
 
     Args:
+        config: its ``final_sigmas_type`` is that after the last step, too.
+        steps: L.
+        even: the sigmas of flow matching before they are shifted; None: equal steps down to 0.
         cut: times of sigmas that lie between training times are cut off, and not rounded. So are
             those of exponential and beta sigmas, as in diffusers.
+        stays: for flow matching and ramps the last step of "sigma_min" goes nowhere, as in
+            diffusers.
     """
-    total, ramp = config["num_train_timesteps"], find_ramp(config)
-    if config["use_flow_sigmas"] and not ramp:
-        # By sigmas with equal steps down to 0; rounded as in diffusers.
-        even = (1 - np.linspace(1, 1 / total, steps + 1))[:0:-1]
-        return flow_grid(config, shifted(even, find_shift(config, "flow_shift")))
-    if config["prediction_type"] == "flow_prediction" and not config["use_flow_sigmas"]:
+    total, ramp, is_flow = (
+        config["num_train_timesteps"],
+        find_ramp(config),
+        config["use_flow_sigmas"],
+    )
+    if config["prediction_type"] == "flow_prediction" and not is_flow:
         raise ValueError("prediction_type='flow_prediction' needs use_flow_sigmas=True.")
     trained = training_sigmas(config)
     if ramp:
         sigmas = ramp(*_ends(config, trained[::-1]), steps)
         times = _times_of(trained, sigmas)
         cut = cut or config["use_exponential_sigmas"] or config["use_beta_sigmas"]
-        return (times if cut else times.round()).astype(np.int32), sigmas
-    # The sample itself counts as one more time, except for trailing times.
-    points = steps if config["timestep_spacing"] == "trailing" else steps + 1
-    times = spaced_times(config, points, total - _left_out(config))[:steps].round().astype(np.int32)
-    if len(times) < steps:
-        raise ValueError(
-            f"lambda_min_clipped={config['lambda_min_clipped']} with timestep_spacing='trailing' "
-            f"leaves {len(times)} of {steps} steps, expected another spacing."
-        )
-    return times, np.interp(times, np.arange(len(trained)), trained)
+        times = times if cut else times.round()
+        sigmas = sigmas / (sigmas + 1) if is_flow else sigmas
+    elif is_flow:
+        # Rounded as in diffusers.
+        even = (1 - np.linspace(1, 1 / total, steps + 1))[:0:-1] if even is None else even
+        sigmas = flow_sigmas(config, even, config["flow_shift"])
+        if abs(sigmas[0] - 1) < BEFORE_NOISE:
+            sigmas[0] -= BEFORE_NOISE
+    else:
+        # The sample itself counts as one more time, except for trailing times.
+        points = steps if config["timestep_spacing"] == "trailing" else steps + 1
+        times = spaced_times(config, points, total - _left_out(config))[:steps].round()
+        if len(times) < steps:
+            raise ValueError(
+                f"lambda_min_clipped={config['lambda_min_clipped']} with timestep_spacing="
+                f"'trailing' leaves {len(times)} of {steps} steps, expected another spacing."
+            )
+        sigmas = np.interp(times, np.arange(len(trained)), trained)
+    if is_flow:  # in float32, as diffusers keeps them: near 1, ``alpha`` has few digits there
+        times, sigmas = sigmas * total, sigmas.astype(np.float32).astype(np.float64)
+    last = 0.0
+    if config["final_sigmas_type"] == "sigma_min":
+        last = sigmas[-1] if stays and (ramp or is_flow) else float(trained[0])
+    sigmas = np.append(sigmas, last)
+    return times.astype(np.int32), *((1 - sigmas, sigmas) if is_flow else alpha_sigma(sigmas))
 
 
-def flow_grid(config: Config, sigmas: np.ndarray) -> Pair:
-    """The same for the sigmas of flow matching, in float32 as diffusers keeps them.
+def flow_sigmas(config: Config, even: np.ndarray, shift: float) -> np.ndarray:
+    """``[L]``: those of flow matching, from those that were given, or ``even`` ones.
 
-    Near 1, ``alpha = 1 - sigma`` has few digits there.
+    They are moved to the noise, by ``mu`` for dynamic shifting, and then stretched, so that the
+    last is ``shift_terminal``, if there is one.
     """
-    times = (sigmas * config["num_train_timesteps"]).astype(np.int32)
-    return times, sigmas.astype(np.float32).astype(np.float64)
-
-
-def last_sigma(config: Config) -> float:
-    """The sigma after the last step."""
-    is_least = config.get("final_sigmas_type") == "sigma_min"
-    return float(training_sigmas(config)[0]) if is_least else 0.0
-
-
-def split_sigmas(config: Config, sigmas: np.ndarray) -> Pair:
-    """``(alpha, sigma)`` of a grid."""
-    return (1 - sigmas, sigmas) if config["use_flow_sigmas"] else alpha_sigma(sigmas)
+    if (given := config.get("sigmas")) is not None:
+        if len(given) != len(even):
+            raise ValueError(
+                f"steps is {len(even)}, but the schedule has {len(given)} sigmas of its own."
+            )
+        even = np.asarray(given, np.float32).astype(np.float64)  # as diffusers keeps them
+    if config["use_dynamic_shifting"]:
+        mu = config["mu"]
+        shift = math.exp(mu) if config["time_shift_type"] == "exponential" else mu
+    sigmas = shifted(even, shift)
+    if end := config.get("shift_terminal"):
+        sigmas = 1 - (1 - sigmas) / ((1 - sigmas[-1]) / (1 - end))
+    return sigmas
 
 
 def shifted(sigmas: np.ndarray, shift: float) -> np.ndarray:
     """Sigmas of flow matching, moved to the noise (Esser et al., ICML 2024, equation 23)."""
     return shift * sigmas / (1 + (shift - 1) * sigmas)
-
-
-def find_shift(config: Config, name: str) -> float:
-    """The shift: that of the field ``name``, or from ``mu`` for dynamic shifting."""
-    if not config["use_dynamic_shifting"]:
-        return float(config[name])
-    mu: float = config["mu"]
-    return math.exp(mu) if config["time_shift_type"] == "exponential" else mu
-
-
-def stretched(config: Config, sigmas: np.ndarray) -> np.ndarray:
-    """Sigmas whose last is ``shift_terminal``, if there is one."""
-    if not config["shift_terminal"]:
-        return sigmas
-    return 1 - (1 - sigmas) / ((1 - sigmas[-1]) / (1 - config["shift_terminal"]))
-
-
-def given_sigmas(config: Config, steps: int) -> np.ndarray | None:
-    """The sigmas that were given, as many as there are steps, as diffusers keeps them."""
-    sigmas = config.get("sigmas")
-    if sigmas is not None and len(sigmas) != steps:
-        raise ValueError(f"steps is {steps}, but the schedule has {len(sigmas)} sigmas of its own.")
-    return None if sigmas is None else np.asarray(sigmas, np.float32).astype(np.float64)
 
 
 def _times_of(trained: np.ndarray, sigmas: np.ndarray) -> np.ndarray:
@@ -184,9 +168,6 @@ def _left_out(config: Config) -> int:
     alphas = alphas_cumprod(config)
     lambdas = np.log(np.sqrt(alphas)) - np.log(np.sqrt(1 - alphas))
     return int((lambdas < config.get("lambda_min_clipped", -np.inf)).sum())
-
-
-Ramp = Callable[[float, float, int], np.ndarray]
 
 
 def _karras(first: float, last: float, steps: int) -> np.ndarray:

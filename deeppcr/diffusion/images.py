@@ -18,7 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from deeppcr.checks import describe, describe_type
 from deeppcr.diffusion.output import precise
-from deeppcr.diffusion.table import LEVEL, Table
+from deeppcr.diffusion.table import Table
 
 
 class Inpaint(NamedTuple):
@@ -62,7 +62,7 @@ class InpaintTable(Table):
         """Those of the steps, and the level of the noise after each: none after the last."""
         after = {
             name: jnp.asarray(np.append(self.levels[name][1:], end), precise(dtype))
-            for name, end in zip(LEVEL, (1.0, 0.0), strict=True)
+            for name, end in (("alpha", 1.0), ("sigma", 0.0))
         }
         return super().inputs(dtype) | {"after": after}
 
@@ -70,8 +70,7 @@ class InpaintTable(Table):
         """The next state, with the known part of the sample."""
         state = super().advance(state, output, at)
         known = noisy(at["after"], self.image, self.noise)
-        x = self.mask * self.newest(state) + (1 - self.mask) * known
-        return state | {"x": x} if self.remembers else x
+        return state | {"x": self.mask * state["x"] + (1 - self.mask) * known}
 
 
 def inpainted(table: Table, inpaint: Any, x: Array) -> Table:
@@ -103,7 +102,7 @@ def inpainted(table: Table, inpaint: Any, x: Array) -> Table:
 def noisy(level: Mapping[str, Any], image: Array, noise: Array) -> Array:
     """``alpha image + sigma noise``, of the dtype of the image, computed in float32 or better."""
     wide = precise(image.dtype)
-    alpha, sigma = (jnp.asarray(level[name], wide) for name in LEVEL)
+    alpha, sigma = (jnp.asarray(level[name], wide) for name in ("alpha", "sigma"))
     return (alpha * image.astype(wide) + sigma * noise.astype(wide)).astype(image.dtype)
 
 

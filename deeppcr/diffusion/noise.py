@@ -12,31 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from deeppcr.diffusion.config import Config, Field, count, flag, number, numbers, one_of
+from deeppcr.diffusion.config import Config
 
-ZERO_SNR_FIELD = {"rescale_betas_zero_snr": flag(False)}
 LEAST_ALPHA_CUMPROD = 2**-24  # of diffusers, in place of the zero of rescale_betas_zero_snr
-
-
-def beta_fields(
-    *others: str,
-    start: float = 0.0001,
-    end: float = 0.02,
-    schedule: str = "linear",
-) -> dict[str, Field]:
-    """The fields for the training noise, with their defaults.
-
-    Args:
-        others: values of ``beta_schedule`` besides those that every scheduler has.
-    """
-    names = dict.fromkeys((schedule, "linear", "scaled_linear", "squaredcos_cap_v2", *others))
-    return {
-        "num_train_timesteps": count(1000),
-        "beta_start": number(start),
-        "beta_end": number(end),
-        "beta_schedule": one_of(*names),
-        "trained_betas": numbers(None),
-    }
 
 
 def alphas_cumprod(config: Config) -> np.ndarray:

@@ -18,21 +18,9 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from deeppcr.diffusion.config import Config, flag, number, one_of
+from deeppcr.diffusion.config import Config
 
 Correction = Callable[[Array], Array]
-PREDICTIONS = ("epsilon", "sample", "v_prediction")
-PREDICTION_FIELD = {"prediction_type": one_of(*PREDICTIONS)}
-THRESHOLD_FIELDS = {
-    "thresholding": flag(False),
-    "dynamic_thresholding_ratio": number(0.995, share=True),
-    "sample_max_value": number(1.0),
-}
-
-
-def clip_fields(clips: bool) -> dict[str, Any]:
-    """Those of a sampler that clips by default, or does not."""
-    return {"clip_sample": flag(clips), "clip_sample_range": number(1.0)}
 
 
 def original_from(

@@ -11,11 +11,12 @@ distributed data (`Gaussian`), the identity (ParaDiGMS, Shih et al., NeurIPS 202
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
@@ -27,7 +28,7 @@ from deeppcr.diffusion.gaussian import GAIN, Gaussian
 from deeppcr.diffusion.images import Inpaint, inpainted
 from deeppcr.diffusion.output import doubled_axis
 from deeppcr.diffusion.schedule import Schedule
-from deeppcr.diffusion.table import Table, coarse_guess
+from deeppcr.diffusion.table import Table
 from deeppcr.linear import LinearSolver
 from deeppcr.linearize import Surrogate
 from deeppcr.progress import Progress
@@ -151,16 +152,14 @@ def sample(
         inputs[GAIN] = gaussian.gain(table, x_T.dtype)
         options["linearize"] = Surrogate(gaussian.step(table))
     if coarse is not None:
-        options["initial_guess"] = coarse_guess(table, conditioned, coarse)
+        options["initial_guess"] = _coarse_guess(table, conditioned, coarse)
     if window is not None:
         options["window"] = min(window, table.steps)
     if progress is not False:
         options["progress"] = progress
     chosen = dataclasses.replace(chosen, **options)
     found = solve(Chain(step, inputs), state, method=chosen, adjoint=adjoint, batch_ndim=batch_ndim)
-    return dataclasses.replace(
-        found, value=table.newest(found.value), trajectory=table.newest(found.trajectory)
-    )
+    return dataclasses.replace(found, value=found.value["x"], trajectory=found.trajectory["x"])
 
 
 def step_noise(key: Array, steps: int, x: Array) -> Array:
@@ -217,3 +216,26 @@ def _check_output(
     if table.learned:
         expected += ", with one axis twice as long for the learned variance"
     raise TypeError(f"model returns {describe_type(found)}, expected {expected}.")
+
+
+def _coarse_guess(table: Table, model: Model, every: int) -> Callable[[Any, Any], Any]:
+    """An initial trajectory for ``Newton(initial_guess=)``: one model call for ``every`` steps.
+
+    The steps between two calls reuse the output, and have their own coefficients and noise. For
+    DDIM this is the sampler with fewer steps: steps with the same predicted noise add up to one
+    large step (Song et al., ICLR 2021, section 4.2).
+    """
+    evaluate = partial(table.evaluate, model)
+
+    def trajectory(state: Any, inputs: Any) -> Any:
+        def step(carry: Any, xs: Any) -> tuple[Any, Any]:
+            (state, output), (is_called, at) = carry, xs
+            output = lax.cond(is_called, evaluate, lambda *_: output, state, at)
+            state = table.advance(state, output, at)
+            return (state, output), state
+
+        unused = jax.eval_shape(evaluate, state, jax.tree.map(of_step, inputs))
+        carry = state, jnp.zeros_like(unused)
+        return lax.scan(step, carry, (jnp.arange(table.steps) % every == 0, inputs))[1]
+
+    return trajectory

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from deeppcr.checks import check_count, describe, did_you_mean
 from deeppcr.diffusion.config import Config, fill, read_config
 from deeppcr.diffusion.images import as_image, noisy
-from deeppcr.diffusion.schedulers import INSTEAD, SCHEDULERS
+from deeppcr.diffusion.schedulers import FIELDS_OF_DIFFUSERS, INSTEAD, SCHEDULERS
 from deeppcr.diffusion.table import Table
 
 
@@ -24,10 +24,8 @@ class Schedule:
 
     Attributes:
         scheduler: the name of the scheduler's class in diffusers.
-        config: all fields of its configuration, as pairs of a name and a value.
-        eta: float >= 0, the weight of the noise in DDIM steps: 0 for none, 1 for that of DDPM.
-        mu: float, the dynamic shift of the sigmas of flow matching; None where there is none.
-        sigmas: those of flow matching that were given; None for those of the scheduler.
+        config: all fields of its configuration, as pairs of a name and a value; and the arguments
+            of `from_config`, such as ``eta`` and ``mu``, that the scheduler takes.
 
     Example:
         >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
@@ -37,9 +35,6 @@ class Schedule:
 
     scheduler: str
     config: tuple[tuple[str, Any], ...]
-    eta: float = 0.0
-    mu: float | None = None
-    sigmas: tuple[float, ...] | None = None
 
     @classmethod
     def from_config(
@@ -96,21 +91,16 @@ class Schedule:
             raise ValueError(
                 f"_class_name is {describe(name)}, expected one of {list(SCHEDULERS)}{instead}"
             )
-        if not (isinstance(eta, int | float) and math.isfinite(eta) and eta >= 0):
-            raise ValueError(f"eta is {eta!r}, expected a number >= 0.")
-        fields = fill(found, SCHEDULERS[name].fields, name)
+        scheduler = SCHEDULERS[name]
+        fields = fill(found, scheduler.fields, name, FIELDS_OF_DIFFUSERS)
         check_count("image_seq_len", image_seq_len, "how many tokens an image has", optional=True)
         given = {"eta": eta or None, "mu": mu, "image_seq_len": image_seq_len, "sigmas": sigmas}
+        given = {option: value for option, value in given.items() if value is not None}
         _check_options(name, fields, given)
         if image_seq_len is not None:
-            mu = find_mu(fields, image_seq_len)
-        return cls(
-            name,
-            tuple(fields.items()),
-            float(eta),
-            None if mu is None else float(mu),
-            None if sigmas is None else tuple(float(sigma) for sigma in sigmas),
-        )
+            del given["image_seq_len"]
+            given["mu"] = _find_mu(fields, image_seq_len)
+        return cls(name, tuple((fields | fill(given, scheduler.options, name)).items()))
 
     def table(self, steps: int, start: int = 0) -> Table:
         """The coefficients of a sampler with ``steps`` steps.
@@ -135,9 +125,8 @@ class Schedule:
         if start >= steps:
             raise ValueError(f"start is {start}, expected an integer < steps = {steps}.")
         scheduler = SCHEDULERS[self.scheduler]
-        options = {"eta": self.eta, "mu": self.mu, "sigmas": self.sigmas, "start": start}
         with np.errstate(all="ignore"):  # checked below
-            table = scheduler.table(dict(self.config) | options, steps)
+            table = scheduler.table(dict(self.config) | {"start": start}, steps)
         table = table.tail(scheduler.calls * start)
         if not table.is_finite:
             raise ValueError(
@@ -239,46 +228,41 @@ class Schedule:
         return ratio * np.append(deviations[1:], deviations[-1])
 
     def __repr__(self) -> str:
-        fields = SCHEDULERS[self.scheduler].fields
-        shown = [(name, value) for name, value in self.config if value != fields[name].default]
-        shown += [("eta", self.eta)] if self.eta else []
-        shown += [("mu", self.mu)] if self.mu is not None else []
-        shown += [("sigmas", self.sigmas)] if self.sigmas is not None else []
-        return f"Schedule({', '.join([self.scheduler, *(f'{n}={v!r}' for n, v in shown)])})"
+        scheduler = SCHEDULERS[self.scheduler]
+        fields = {**scheduler.fields, **scheduler.options}
+        shown = [f"{n}={value!r}" for n, value in self.config if value != fields[n].default]
+        return f"Schedule({', '.join([self.scheduler, *shown])})"
 
 
-def _check_options(name: str, config: Config, given: Mapping[str, Any]) -> None:
+def _check_options(name: str, config: Config, given: Config) -> None:
     """Raise unless the options that are given are those that the scheduler takes."""
-    takes = SCHEDULERS[name].options
-    takes = (*takes, "image_seq_len") if "mu" in takes else takes
+    needs = {"mu": "use_dynamic_shifting", "image_seq_len": "use_dynamic_shifting"}
+    needs["sigmas"] = "use_flow_sigmas"
     for option, value in given.items():
-        if value is None or option in takes:
-            continue
-        asked = "mu" if option == "image_seq_len" else option
-        others = [other for other, each in SCHEDULERS.items() if asked in each.options]
-        raise ValueError(
-            f"{option} is {describe(value)}, but {name} takes none: expected "
-            f"{0 if option == 'eta' else None}, or one of the schedulers {others}."
-        )
-    shifts = [option for option in ("mu", "image_seq_len") if given[option] is not None]
+        own = "mu" if option == "image_seq_len" else option
+        if own not in SCHEDULERS[name].options:
+            others = [other for other, each in SCHEDULERS.items() if own in each.options]
+            raise ValueError(
+                f"{option} is {describe(value)}, but {name} takes none: expected "
+                f"{0 if option == 'eta' else None}, or one of the schedulers {others}."
+            )
+        if option in needs and not config.get(needs[option], True):
+            raise ValueError(
+                f"{option} is {describe(value)}, but {needs[option]} is False in the "
+                "configuration: expected None, or True there."
+            )
+    shifts = given.keys() & {"mu", "image_seq_len"}
     if len(shifts) > 1:
         raise ValueError("mu and image_seq_len are given, expected one of them.")
-    if shifts and not config["use_dynamic_shifting"]:
-        raise ValueError(
-            f"{shifts[0]} is {given[shifts[0]]}, but use_dynamic_shifting is False in the "
-            "configuration: expected None, or True there."
-        )
     if config.get("use_dynamic_shifting") and not shifts:
         raise ValueError(
             "use_dynamic_shifting=True: the shift depends on the image; expected image_seq_len, "
             "its number of tokens ((height // 16) * (width // 16) for FLUX), or mu. For the same "
             "shift for all images, take use_dynamic_shifting=False."
         )
-    if given["sigmas"] is not None and not config.get("use_flow_sigmas", True):
-        raise ValueError("sigmas are given, but use_flow_sigmas is False: expected None, or True.")
 
 
-def find_mu(config: Config, image_seq_len: int) -> float:
+def _find_mu(config: Config, image_seq_len: int) -> float:
     """The dynamic shift: linear in the number of tokens, from ``base_shift`` to ``max_shift``."""
     low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     first, last = config.get("base_shift", 0.5), config.get("max_shift", 1.15)

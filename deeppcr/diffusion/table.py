@@ -19,16 +19,16 @@ Without a correction, ``x0`` is folded into the other terms in float64.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import reduce
+from operator import add
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import DTypeLike
 
-from deeppcr.diffusion.config import Config, Field
+from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.output import (
     Correction,
     find_correction,
@@ -37,16 +37,17 @@ from deeppcr.diffusion.output import (
     scale_noise,
     split,
 )
+from deeppcr.diffusion.terms import OUTPUT, Column, Terms, X
 
-Column = np.ndarray | float
-Terms = Mapping[str, Column]  # of a linear combination: coefficients by name
 Columns = dict[str, np.ndarray]
-LEVEL = ("alpha", "sigma")
+Model = Callable[[Any, Any], Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
     """The coefficients of a sampler's steps, in the order of the steps: see the formula above.
+
+    The state of the chain is a dictionary of the sample ``x`` and the memory.
 
     Attributes:
         time: ``[L]``, int32 or float32: the model's second argument.
@@ -83,15 +84,10 @@ class Table:
         return "noise" in self.update["x"]
 
     @property
-    def remembers(self) -> bool:
-        """Whether the state is a dictionary of ``x`` and the memory; else it is ``x``."""
-        return len(self.update) > 1
-
-    @property
     def is_finite(self) -> bool:
         """Whether all numbers are finite."""
-        columns = jax.tree.leaves((self.scale, self.predict, self.update, self.span))
-        return bool(np.isfinite([self.init_noise_sigma, *np.concatenate(columns)]).all())
+        numbers = self.init_noise_sigma, self.scale, self.predict, self.update, self.span
+        return all(np.isfinite(each).all() for each in jax.tree.leaves(numbers))
 
     def tail(self, start: int) -> "Table":
         """The steps from the one with this index on."""
@@ -106,88 +102,66 @@ class Table:
         return row.get("x", zero) + row.get("x0", zero) * self.predict["x"]
 
     def inputs(self, dtype: DTypeLike) -> dict[str, Any]:
-        """The inputs of the steps, each ``[L]``: the time, and the columns that are not all one.
+        """The inputs of the steps, each ``[L]``: the time and the coefficients.
 
-        The columns are of ``dtype``, or of float32 if that has more bits.
+        Coefficients are of ``dtype``, or of float32 if that has more bits.
         """
-        columns: dict[str, Any] = {name: _needed(row) for name, row in self.update.items()}
+        columns: dict[str, Any] = {"scale": self.scale, **self.update}
         if any("x0" in row for row in self.update.values()):
-            columns["x0"] = _needed(self.predict)
-        columns |= _needed({"scale": self.scale})
+            columns["x0"] = self.predict
         if self.span is not None:
             columns["span"] = self.span
-        used = {name: column for name, column in columns.items() if len(column)}
         return {"time": jnp.asarray(self.time)} | jax.tree.map(
-            lambda column: jnp.asarray(column, precise(dtype)), used
+            lambda column: jnp.asarray(column, precise(dtype)), columns
         )
 
-    def begin(self, x: Any) -> Any:
+    def begin(self, x: Any) -> dict[str, Any]:
         """The state before the first step."""
-        if not self.remembers:
-            return x
         return {name: x if name == "x" else jnp.zeros_like(x) for name in self.update}
 
-    def newest(self, state: Any) -> Any:
-        """The sample in a state, or in a trajectory of states."""
-        return state["x"] if self.remembers else state
-
-    def evaluate(self, model: Callable[[Any, Any], Any], state: Any, at: dict[str, Any]) -> Any:
+    def evaluate(self, model: Model, state: Any, at: dict[str, Any]) -> Any:
         """The model's output for a state."""
-        x = self.newest(state)
-        if "scale" in at:
-            x = (at["scale"] * x.astype(at["scale"].dtype)).astype(x.dtype)
-        return model(x, at["time"])
+        return model(_combined({"x": at["scale"]}, state), at["time"])
 
-    def advance(self, state: Any, output: Any, at: dict[str, Any]) -> Any:
+    def advance(self, state: Any, output: Any, at: dict[str, Any]) -> dict[str, Any]:
         """The next state, from this one and the model's output for it."""
-        known = dict(state) if self.remembers else {"x": state}
-        x = known["x"]
+        x = state["x"]
         output, values = split(output, x)
-        known["m"] = output.astype(x.dtype)
+        known = state | {"m": output.astype(x.dtype)}
         if self.is_noisy:
             known["noise"] = at["noise"]
             if self.learned:
                 known["noise"] = scale_noise(self.learned, at["noise"], values, at["span"])
         if "x0" in at:
-            x_0 = _sum(self.predict, at["x0"], known)
+            x_0 = _combined(at["x0"], known)
             known["x0"] = self.correct(x_0) if self.correct else x_0
-        found = {name: _sum(row, at.get(name, {}), known) for name, row in self.update.items()}
-        return found if self.remembers else found["x"]
+        return {name: _combined(at[name], known) for name in self.update}
 
-    def step(self, model: Callable[[Any, Any], Any]) -> Callable[[Any, dict[str, Any]], Any]:
+    def step(self, model: Model) -> Callable[[Any, dict[str, Any]], Any]:
         """The step of the chain: ``(state, inputs) -> state``."""
         return lambda state, at: self.advance(state, self.evaluate(model, state, at), at)
 
 
-@dataclasses.dataclass(frozen=True)
-class Scheduler:
-    """A kind of sampler.
-
-    Attributes:
-        fields: the fields of its configuration, by name.
-        table: ``table(config, steps)``, where ``config`` has all fields, and the options.
-        options: what it takes besides: names of arguments of `Schedule.from_config`.
-        calls: the model calls of each step, but for the last.
-    """
-
-    fields: Mapping[str, Field]
-    table: Callable[[Config, int], Table]
-    options: tuple[str, ...] = ()
-    calls: int = 1
+def _combined(coefficients: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
+    """The linear combination of what is known, in the dtype of ``x``."""
+    x = known["x"]
+    terms = [column * known[name].astype(column.dtype) for name, column in coefficients.items()]
+    return reduce(add, terms).astype(x.dtype) if terms else jnp.zeros_like(x)
 
 
 def tabulate(
     config: Config,
     time: np.ndarray,
-    *,
-    levels: tuple[np.ndarray, np.ndarray],
+    alpha: np.ndarray,
+    sigma: np.ndarray,
     update: Mapping[str, Terms],
+    *,
     scale: Column = 1.0,
     learned: str | None = None,
     span: np.ndarray | None = None,
     init_noise_sigma: float = 1.0,
 ) -> Table:
-    """The table of these columns; ``levels`` is ``(alpha, sigma)``.
+    """The table of these columns.
 
     The prediction type and the correction are those of the configuration. Coefficients that are all
     zero are left out, and so is memory that nothing reads.
@@ -199,120 +173,25 @@ def tabulate(
             for name, column in terms.items()
         }
 
-    p, q = original_from(config["prediction_type"], scale * levels[0], scale * levels[1])
-    predict, correct = wide({"x": scale * p, "m": q}), find_correction(config)
-    rows = {}
+    correct = find_correction(config)
+    p, q = original_from(config["prediction_type"], scale * alpha, scale * sigma)
+    predict, rows = scale * p * X + q * OUTPUT, {}
     for name, terms in update.items():
-        row = wide(terms)
-        if correct is None and "x0" in row:
-            row = total(row, scaled(row.pop("x0"), predict))
-        rows[name] = {term: column for term, column in row.items() if column.any()}
+        row = Terms(terms)
+        if correct is None:
+            row = row.pop("x0", 0.0) * predict + row
+        rows[name] = {term: column for term, column in wide(row).items() if column.any()}
     read = {"x"}
     while more := {term for name in read for term in rows[name] if term in rows} - read:
         read |= more
     return Table(
         time=time,
-        scale=wide({"scale": scale})["scale"],
-        levels=dict(zip(LEVEL, levels, strict=True)),
-        predict=predict,
+        scale=wide(scale * X)["x"],
+        levels={"alpha": alpha, "sigma": sigma},
+        predict=wide(predict),
         update={name: row for name, row in rows.items() if name in read},
         correct=correct,
         learned=learned,
         span=span,
         init_noise_sigma=init_noise_sigma,
     )
-
-
-def total(*terms: Terms) -> dict[str, Any]:
-    """The sum of linear combinations."""
-    found: dict[str, Any] = {}
-    for each in terms:
-        for name, column in each.items():
-            found[name] = found[name] + column if name in found else column
-    return found
-
-
-def scaled(factor: Column, terms: Terms) -> dict[str, Any]:
-    """A linear combination times a number."""
-    return {name: factor * column for name, column in terms.items()}
-
-
-def by_step(rows: list[dict[str, float]]) -> dict[str, np.ndarray]:
-    """The columns of linear combinations that were made one by one, a row for each step."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
-
-
-def steps_known(config: Config, steps: int) -> np.ndarray:
-    """``[L]``: how many steps a multistep method knows, with this one: the first is ``start``."""
-    return np.maximum(np.arange(steps) + 1 - config["start"], 1)
-
-
-def multistep(x: Terms, weights: np.ndarray, remembered: Terms) -> dict[str, Terms]:
-    """The update of a linear multistep method: ``x' = .. + w_0 y + w_1 y_1 + ..``.
-
-    Args:
-        x: the other terms of the next ``x``.
-        weights: ``[L, n]``, those of ``y`` at this step and at the ``n - 1`` before it.
-        remembered: ``y``, as a linear combination of this step's terms.
-    """
-    count = weights.shape[1]
-    update: dict[str, Terms] = {
-        "x": total(
-            x,
-            scaled(weights[:, 0], remembered),
-            {f"y{i}": weights[:, i] for i in range(1, count)},
-        )
-    }
-    for i in range(1, count):
-        update[f"y{i}"] = remembered if i == 1 else {f"y{i - 1}": 1.0}
-    return update
-
-
-def _needed(columns: Columns) -> Columns:
-    """The columns that are not all one."""
-    return {name: column for name, column in columns.items() if (column != 1).any()}
-
-
-def _sum(terms: Terms, at: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
-    """The linear combination of what is known, in the dtype of ``x``."""
-    dtype = known["x"].dtype
-    if not terms:
-        return jnp.zeros_like(known["x"])
-    if not at and len(terms) == 1:
-        return known[next(iter(terms))]
-    wide = next(iter(at.values())).dtype if at else dtype
-    first, *others = (
-        at[name] * known[name].astype(wide) if name in at else known[name].astype(wide)
-        for name in terms
-    )
-    for other in others:
-        first = first + other
-    return first.astype(dtype)
-
-
-def coarse_guess(
-    table: Table, model: Callable[[Any, Any], Any], every: int
-) -> Callable[[Any, Any], Any]:
-    """An initial trajectory for ``Newton(initial_guess=)``: one model call for ``every`` steps.
-
-    The steps between two calls reuse the output, and have their own coefficients and noise. For
-    DDIM this is the sampler with fewer steps: steps with the same predicted noise add up to one
-    large step (Song et al., ICLR 2021, section 4.2).
-    """
-
-    evaluate = partial(table.evaluate, model)
-
-    def trajectory(state: Any, inputs: Any) -> Any:
-        def step(carry: Any, xs: Any) -> tuple[Any, Any]:
-            (state, output), (is_called, at) = carry, xs
-            output = lax.cond(is_called, evaluate, lambda *_: output, state, at)
-            state = table.advance(state, output, at)
-            return (state, output), state
-
-        first = jax.tree.map(lambda x: x[0], inputs)
-        unused = jax.eval_shape(evaluate, state, first)
-        carry = state, jnp.zeros_like(unused)
-        return lax.scan(step, carry, (jnp.arange(table.steps) % every == 0, inputs))[1]
-
-    return trajectory

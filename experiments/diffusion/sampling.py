@@ -100,9 +100,7 @@ class Setup:
             if table.is_noisy:
                 inputs["noise"] = step_noise(jax.random.key(seed), self.steps, x)
             step = table.step(model)
-            return table.newest(
-                scan(lambda state, at: (step(state, at), None), table.begin(x), inputs)[0]
-            )
+            return scan(lambda state, at: (step(state, at), None), table.begin(x), inputs)[0]["x"]
 
         return run
 

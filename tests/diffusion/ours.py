@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.diffusion import Inpaint, pred_original_sample
+from deeppcr.diffusion import Inpaint
 from deeppcr.diffusion.images import inpainted
 from tests.diffusion.cases import FIRST, IMAGE, MASK, MATRIX, NOISE, Case, doubled, model
 
@@ -27,7 +27,7 @@ def walk(case: Case) -> np.ndarray:
         at = jax.tree.map(operator.itemgetter(index), inputs)
         output = table.evaluate(lambda y, t: output_of(y, float(t), np, MATRIX), state, at)
         state = jax.tree.map(np.asarray, table.advance(state, output, at))
-        samples.append(np.asarray(table.newest(state)))
+        samples.append(np.asarray(state["x"]))
     return np.stack(samples)
 
 
@@ -35,15 +35,3 @@ def in_jax(case: Case):
     """The model of a case, as `sample` takes it."""
     output_of = doubled(model) if case.is_learned else model
     return lambda y, t: output_of(y, t.astype(y.dtype), jnp, jnp.asarray(MATRIX, y.dtype))
-
-
-def originals(case: Case, first: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """``[L, ...]``: what the model predicts for the samples before each step."""
-    with jax.disable_jit():  # primitive by primitive, compiled once for all cases
-        return np.asarray(
-            pred_original_sample(
-                *(in_jax(case), case.schedule(), first, samples),
-                steps=case.steps,
-                start=case.start,
-            )
-        )

@@ -18,15 +18,11 @@ class Walk(NamedTuple):
         times: ``[L]``.
         init_noise_sigma: the deviation of ``x_T``.
         samples: ``[L, ...]``, after each step.
-        first: the sample before the first.
-        originals: ``[L, ...]``, ``pred_original_sample`` of each step; None for schedulers without.
     """
 
     times: np.ndarray
     init_noise_sigma: float
     samples: np.ndarray
-    first: np.ndarray
-    originals: np.ndarray | None
 
 
 def scheduler_of(case: Case):
@@ -65,7 +61,7 @@ def walk(case: Case) -> Walk:
     options = {name: value for name, value in case.options.items() if name == "eta"}
     image, first, mask = (torch.from_numpy(each) for each in (IMAGE, FIRST, MASK))
     x = add_noise(scheduler, image, first, times[:1]) if case.start else sigma * first
-    start, samples, originals = x, [], []
+    samples = []
     for index, (t, noise) in enumerate(zip(times, torch.from_numpy(NOISE), strict=False)):
         with mock.patch.object(
             sys.modules[type(scheduler).__module__],
@@ -74,18 +70,10 @@ def walk(case: Case) -> Walk:
             create=True,
         ):
             output = output_of(scale(x, t), t.double(), torch, torch.from_numpy(MATRIX))
-            result = scheduler.step(output, t, x, **options)
-        x = result.prev_sample
-        originals.append(getattr(result, "pred_original_sample", None))
+            x = scheduler.step(output, t, x, **options).prev_sample
         if case.start:  # as in its pipelines for inpainting
             rest = times[index + 1 : index + 2]
             known = add_noise(scheduler, image, first, rest) if len(rest) else image
             x = (1 - mask) * known + mask * x
         samples.append(x.numpy())
-    return Walk(
-        times.numpy(),
-        sigma,
-        np.stack(samples),
-        start.numpy(),
-        None if originals[0] is None else np.stack([each.numpy() for each in originals]),
-    )
+    return Walk(times.numpy(), sigma, np.stack(samples))

@@ -38,8 +38,8 @@ def loop(name, image, mask):
         known = image
         if index + 1 < table.steps:
             known = alpha[index + 1] * image + sigma[index + 1] * NOISE
-        x = jnp.where(mask, table.newest(state), known)
-        state = state | {"x": x} if table.remembers else x
+        x = jnp.where(mask, state["x"], known)
+        state |= {"x": x}
         samples.append(x)
     return np.stack(samples)
 

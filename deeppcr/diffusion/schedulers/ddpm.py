@@ -27,13 +27,13 @@ as many iterations, so there is nothing to gain, and each step forgets all but `
 
 import numpy as np
 
-from deeppcr.diffusion.config import Config, count, flag, number, one_of
-from deeppcr.diffusion.grid import integer_times, time_fields
-from deeppcr.diffusion.noise import ZERO_SNR_FIELD, alphas_cumprod_at, beta_between, beta_fields
-from deeppcr.diffusion.output import PREDICTION_FIELD, THRESHOLD_FIELDS, clip_fields, original_from
-from deeppcr.diffusion.table import Scheduler, Table, tabulate
+from deeppcr.diffusion.config import Config
+from deeppcr.diffusion.grid import integer_times
+from deeppcr.diffusion.noise import alphas_cumprod_at, beta_between
+from deeppcr.diffusion.output import original_from
+from deeppcr.diffusion.table import Table, tabulate
+from deeppcr.diffusion.terms import NOISE, OUTPUT, X0, X
 
-FIELDS = ZERO_SNR_FIELD | time_fields("leading") | PREDICTION_FIELD | THRESHOLD_FIELDS
 LEAST_VARIANCE = 1e-20
 SIGMA_DATA = 0.5  # of latent consistency models
 
@@ -53,20 +53,13 @@ def ddpm(config: Config, steps: int) -> Table:
         variance, span = np.ones(steps), np.where(times > 0, 1.0, 0.0)
     elif kind == "learned_range":
         span = np.where(times > 0, np.log(beta / posterior) / 2, 0.0)
-    return tabulate(
-        config,
-        times,
-        levels=(np.sqrt(here), np.sqrt(1 - here)),
-        update={
-            "x": {
-                "x": np.sqrt(here / there) * (1 - there) / (1 - here),
-                "x0": np.sqrt(there) * beta / (1 - here),
-                "noise": np.where(times > 0, np.sqrt(variance), 0.0),
-            }
-        },
-        learned=None if span is None else kind,
-        span=span,
+    x = (
+        np.sqrt(here / there) * (1 - there) / (1 - here) * X
+        + np.sqrt(there) * beta / (1 - here) * X0
+        + np.where(times > 0, np.sqrt(variance), 0.0) * NOISE
     )
+    learned, alpha, sigma = None if span is None else kind, np.sqrt(here), np.sqrt(1 - here)
+    return tabulate(config, times, alpha, sigma, {"x": x}, learned=learned, span=span)
 
 
 def ddim(config: Config, steps: int) -> Table:
@@ -79,9 +72,9 @@ def ddim(config: Config, steps: int) -> Table:
     alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
     p, q = original_from(config["prediction_type"], alpha, sigma)
     s = config["eta"] * np.sqrt((1 - there) / (1 - here) * beta_between(here, there))
-    seen = np.sqrt(1 - there - s**2) / sigma
-    x = {"x": seen * (1 - alpha * p), "m": seen * -alpha * q, "x0": np.sqrt(there), "noise": s}
-    return tabulate(config, times, levels=(alpha, sigma), update={"x": x})
+    noise = 1 / sigma * (X - alpha * (p * X + q * OUTPUT))
+    x = np.sqrt(there) * X0 + np.sqrt(1 - there - s**2) * noise + s * NOISE
+    return tabulate(config, times, alpha, sigma, {"x": x})
 
 
 def lcm(config: Config, steps: int) -> Table:
@@ -100,36 +93,6 @@ def lcm(config: Config, steps: int) -> Table:
     alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
     scaled_times = times * config["timestep_scaling"]
     size = scaled_times**2 + SIGMA_DATA**2
-    mean, deviation = np.append(alpha[1:], 1.0), np.append(sigma[1:], 0.0)
-    x = {
-        "x": mean * SIGMA_DATA**2 / size,
-        "x0": mean * scaled_times / np.sqrt(size),
-        "noise": deviation,
-    }
-    return tabulate(config, times, levels=(alpha, sigma), update={"x": x})
-
-
-VARIANCES = ("fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log")
-DDPM = Scheduler(
-    beta_fields("sigmoid", "laplace")
-    | FIELDS
-    | clip_fields(True)
-    | {"variance_type": one_of(*VARIANCES, "learned", "learned_range")},
-    ddpm,
-)
-DDIM = Scheduler(
-    beta_fields() | FIELDS | clip_fields(True) | {"set_alpha_to_one": flag(True)},
-    ddim,
-    options=("eta",),
-)
-LCM = Scheduler(
-    beta_fields(start=0.00085, end=0.012, schedule="scaled_linear")
-    | FIELDS
-    | clip_fields(False)
-    | {
-        "original_inference_steps": count(50),
-        "set_alpha_to_one": flag(True),
-        "timestep_scaling": number(10.0),
-    },
-    lcm,
-)
+    z = scaled_times / np.sqrt(size) * X0 + SIGMA_DATA**2 / size * X
+    x = np.append(alpha[1:], 1.0) * z + np.append(sigma[1:], 0.0) * NOISE
+    return tabulate(config, times, alpha, sigma, {"x": x})

@@ -10,21 +10,18 @@ where ``l_j`` is the Lagrange polynomial in ``log(rho)`` over this step and thos
 import numpy as np
 from numpy.polynomial import Polynomial
 
-from deeppcr.diffusion.config import Config, count, one_of
-from deeppcr.diffusion.grid import SOLVER_FIELDS, find_ramp, solver_grid, split_sigmas
-from deeppcr.diffusion.noise import training_sigmas
-from deeppcr.diffusion.schedulers.dpm_solver import FEW_STEPS
+from deeppcr.diffusion.config import Config
+from deeppcr.diffusion.grid import solver_grid
+from deeppcr.diffusion.schedulers.dpm_solver import FEW_STEPS, steps_known
 from deeppcr.diffusion.schedulers.euler import lagrange
-from deeppcr.diffusion.table import Scheduler, Table, multistep, steps_known, tabulate
+from deeppcr.diffusion.table import Table, tabulate
+from deeppcr.diffusion.terms import X0, X, multistep
 
 
-def table(config: Config, steps: int) -> Table:
+def deis(config: Config, steps: int) -> Table:
     """The table of DEIS."""
-    times, sigmas = solver_grid(config, steps)
-    # As in diffusers, the last step goes nowhere for those.
-    goes_nowhere = config["use_flow_sigmas"] or find_ramp(config)
-    sigmas = np.append(sigmas, sigmas[-1] if goes_nowhere else training_sigmas(config)[0])
-    alpha, sigma = split_sigmas(config, sigmas)
+    least = {**config, "final_sigmas_type": "sigma_min"}
+    times, alpha, sigma = solver_grid(least, steps, stays=True)
     rho = sigma / alpha
     (alpha, alpha_there), sigma = (alpha[:-1], alpha[1:]), sigma[:-1]
     weights = np.zeros((steps, 3))
@@ -35,9 +32,9 @@ def table(config: Config, steps: int) -> Table:
         nodes = np.log(rho[step - np.arange(order)] / rho[step])
         for j, polynomial in enumerate(lagrange(nodes)):
             weights[step, j] = rho[step] * _integral(polynomial, np.log(rho[step + 1] / rho[step]))
-    noise = {"x": 1 / sigma, "x0": -alpha / sigma}
-    update = multistep({"x": alpha_there / alpha}, alpha_there[:, None] * weights, noise)
-    return tabulate(config, times, levels=(alpha, sigma), update=update)
+    noise = 1 / sigma * (X - alpha * X0)
+    update = multistep(alpha_there / alpha * X, alpha_there[:, None] * weights, noise)
+    return tabulate(config, times, alpha, sigma, update)
 
 
 def _integral(polynomial: Polynomial, end: float) -> float:
@@ -47,16 +44,3 @@ def _integral(polynomial: Polynomial, end: float) -> float:
         total += sign * float(term(end) * np.exp(end) - term(0.0))
         sign, term = -sign, term.deriv()
     return total
-
-
-OTHER_KINDS, OTHER_SOLVERS = ("dpmsolver", "dpmsolver++"), ("midpoint", "heun", "bh1", "bh2")
-DEIS = Scheduler(
-    SOLVER_FIELDS
-    | {
-        "solver_order": count(2, most=3),
-        "algorithm_type": one_of("deis", aliases=dict.fromkeys(OTHER_KINDS, "deis")),
-        "solver_type": one_of("logrho", aliases=dict.fromkeys(OTHER_SOLVERS, "logrho")),
-    },
-    table,
-    options=("mu",),
-)

@@ -19,16 +19,16 @@ and for the second order, "midpoint" takes half of the factor of ``D0`` for that
 
 import numpy as np
 
-from deeppcr.diffusion.config import Config, count, flag, number, one_of
-from deeppcr.diffusion.grid import SOLVER_FIELDS, last_sigma, solver_grid, split_sigmas
-from deeppcr.diffusion.noise import ZERO_SNR_FIELD
-from deeppcr.diffusion.table import Scheduler, Table, multistep, steps_known, tabulate
+from deeppcr.diffusion.config import Config
+from deeppcr.diffusion.grid import solver_grid
+from deeppcr.diffusion.table import Table, tabulate
+from deeppcr.diffusion.terms import NOISE, X0, X, multistep
 
 FEW_STEPS = 15  # lower_order_final counts below this
 LEAST_STEP = 1e-12  # in lambda: the last step may end where it begins, but for rounding
 
 
-def table(config: Config, steps: int) -> Table:
+def dpm_solver(config: Config, steps: int) -> Table:
     """The table of DPM-Solver."""
     kind = config["algorithm_type"]
     is_sde, predicts_sample = kind.startswith("sde"), kind.endswith("++")
@@ -43,8 +43,7 @@ def table(config: Config, steps: int) -> Table:
             "algorithm_type='sde-dpmsolver++'."
         )
     cut = config["beta_schedule"] == "squaredcos_cap_v2"
-    times, sigmas = solver_grid(config, steps, cut)
-    alpha, sigma = split_sigmas(config, np.append(sigmas, last_sigma(config)))
+    times, alpha, sigma = solver_grid(config, steps, cut=cut)
     (alpha, alpha_there), (sigma, sigma_there) = ((x[:-1], x[1:]) for x in (alpha, sigma))
     h = np.log(alpha_there / alpha * sigma / sigma_there)
     h[-1] = LEAST_STEP if abs(h[-1]) < LEAST_STEP else h[-1]
@@ -59,16 +58,21 @@ def table(config: Config, steps: int) -> Table:
             (-np.expm1(-k) - k) / k**2 + half,
         )
         gain, noise = alpha_there, np.sqrt(-np.expm1(-2 * h))
-        remembered = {"x0": np.ones(steps)}
+        y = X0
     else:
         keep = alpha_there / alpha
         factors = (np.expm1(h), (np.expm1(h) - h) / h, (np.expm1(h) - h) / h**2 - 0.5)
         gain, noise = -(k / h) * sigma_there, np.sqrt(np.expm1(2 * h))
-        remembered = {"x": 1 / sigma, "x0": -alpha / sigma}
+        y = 1 / sigma * (X - alpha * X0)
     weights = _weights(_orders(config, steps), h, factors, config["solver_type"])
-    x = {"x": keep, "noise": sigma_there * noise if is_sde else 0.0}
-    update = multistep(x, gain[:, None] * weights, remembered)
-    return tabulate(config, times, levels=(alpha, sigma), update=update)
+    start = keep * X + (sigma_there * noise if is_sde else 0.0) * NOISE
+    update = multistep(start, gain[:, None] * weights, y)
+    return tabulate(config, times, alpha, sigma, update)
+
+
+def steps_known(config: Config, steps: int) -> np.ndarray:
+    """``[L]``: how many steps a multistep method knows, with this one: the first is ``start``."""
+    return np.maximum(np.arange(steps) + 1 - config["start"], 1)
 
 
 def _orders(config: Config, steps: int) -> np.ndarray:
@@ -102,23 +106,3 @@ def _weights(
         slope = near + h[step - 1] / width * (near - far)
         weights[step] += f1 * slope + f2 * h[step] / width * (near - far)
     return weights
-
-
-KINDS = ("dpmsolver++", "dpmsolver", "sde-dpmsolver", "sde-dpmsolver++")
-OTHER_SOLVERS = ("logrho", "bh1", "bh2")
-DPM_SOLVER_MULTISTEP = Scheduler(
-    SOLVER_FIELDS
-    | ZERO_SNR_FIELD
-    | {
-        "solver_order": count(2, most=3),
-        "algorithm_type": one_of(*KINDS, aliases={"deis": "dpmsolver++"}),
-        "solver_type": one_of("midpoint", "heun", aliases=dict.fromkeys(OTHER_SOLVERS, "midpoint")),
-        "euler_at_final": flag(False),
-        "use_lu_lambdas": flag(False),
-        "final_sigmas_type": one_of("zero", "sigma_min"),
-        "lambda_min_clipped": number(-float("inf")),
-        "variance_type": one_of(None, "learned", "learned_range"),
-    },
-    table,
-    options=("mu",),
-)

@@ -22,21 +22,27 @@ A sampler that starts later has the same weights, and zeros for the derivatives 
 diffusers.
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.polynomial import Polynomial
 
-from deeppcr.diffusion.config import Config, number, one_of
-from deeppcr.diffusion.grid import RAMP_FIELDS, continuous_grid, time_fields
-from deeppcr.diffusion.noise import ZERO_SNR_FIELD, alpha_sigma, beta_fields
-from deeppcr.diffusion.output import PREDICTION_FIELD, clip_fields
-from deeppcr.diffusion.table import Scheduler, Table, multistep, scaled, tabulate, total
+from deeppcr.diffusion.config import Config
+from deeppcr.diffusion.grid import continuous_grid
+from deeppcr.diffusion.noise import alpha_sigma
+from deeppcr.diffusion.table import Table, tabulate
+from deeppcr.diffusion.terms import NOISE, X0, Terms, X, multistep, term
 
 ORDER = 4
 
 
-def _tabulate(config: Config, times: Any, sigmas: Any, here: Any, update: Any) -> Table:
+def _tabulate(
+    config: Config,
+    times: np.ndarray,
+    sigmas: np.ndarray,
+    here: np.ndarray,
+    update: Mapping[str, Terms],
+) -> Table:
     """The table of steps from ``here``, which are some of the ``sigmas`` of a sampler.
 
     As in diffusers, the variance of ``x_0`` is in that of ``x_T`` for leading times only.
@@ -44,11 +50,8 @@ def _tabulate(config: Config, times: Any, sigmas: Any, here: Any, update: Any) -
     largest = float(sigmas.max())
     is_leading = config["timestep_spacing"] == "leading"
     return tabulate(
-        config,
-        times,
+        *(config, times, np.ones(len(here)), here, update),
         scale=alpha_sigma(here)[0],
-        levels=(np.ones(len(here)), here),
-        update=update,
         init_noise_sigma=(largest**2 + 1) ** 0.5 if is_leading else largest,
     )
 
@@ -59,7 +62,7 @@ def euler(config: Config, steps: int) -> Table:
     here, there = sigmas[:-1], sigmas[1:]
     if config["timestep_type"] == "continuous" and config["prediction_type"] == "v_prediction":
         times = (0.25 * np.log(here)).astype(np.float32)
-    x = {"x": there / here, "x0": 1 - there / here}
+    x = X0 + there / here * (X - X0)
     return _tabulate(config, times, sigmas, here, {"x": x})
 
 
@@ -67,8 +70,8 @@ def euler_ancestral(config: Config, steps: int) -> Table:
     """The table of Euler's method with ancestral noise."""
     times, sigmas = continuous_grid(config, steps)
     here, there = sigmas[:-1], sigmas[1:]
-    to, noise = there**2 / here, there * np.sqrt(1 - (there / here) ** 2)
-    x = {"x": to / here, "x0": 1 - to / here, "noise": noise}
+    ratio = there / here
+    x = X0 + ratio**2 * (X - X0) + there * np.sqrt(1 - ratio**2) * NOISE
     return _tabulate(config, times, sigmas, here, {"x": x})
 
 
@@ -79,13 +82,11 @@ def heun(config: Config, steps: int) -> Table:
     first = calls % 2 == 0
     here = sigmas[(calls + 1) // 2]  # of each call: the first, and the others twice
     step = np.diff(sigmas)[calls // 2]
-    start = {"x": np.where(first, 1.0, 0.0), "y": np.where(first, 0.0, 1.0)}
-    derivative = {"x": 1 / here, "x0": -1 / here}
-    update = {
-        "x": total(start, scaled(np.where(first, step, step / 2), derivative)),
-        "y": total({"x": 1.0}, scaled(step / 2, derivative)),
-    }
-    return _tabulate(config, times[(calls + 1) // 2], sigmas, here, update)
+    derivative = 1 / here * (X - X0)
+    half = X + step / 2 * derivative
+    x = 1.0 * first * (half + step / 2 * derivative)
+    x += 1.0 * ~first * (term("y") + step / 2 * derivative)
+    return _tabulate(config, times[(calls + 1) // 2], sigmas, here, {"x": x, "y": half})
 
 
 def lms(config: Config, steps: int) -> Table:
@@ -96,7 +97,7 @@ def lms(config: Config, steps: int) -> Table:
         nodes = sigmas[step - np.arange(min(step + 1, ORDER))] - sigmas[step]
         for j, polynomial in enumerate(lagrange(nodes)):
             weights[step, j] = polynomial.integ()(sigmas[step + 1] - sigmas[step])
-    update = multistep({"x": 1.0}, weights, {"x": 1 / here, "x0": -1 / here})
+    update = multistep(X, weights, 1 / here * (X - X0))
     return _tabulate(config, times, sigmas, here, update)
 
 
@@ -108,35 +109,3 @@ def lagrange(nodes: np.ndarray) -> list[Polynomial]:
         numerator = Polynomial.fromroots(others) if len(others) else Polynomial([1.0])
         found.append(numerator * (1 / np.prod(node - others)))
     return found
-
-
-TIMES = time_fields("linspace")
-EULER = Scheduler(
-    beta_fields()
-    | ZERO_SNR_FIELD
-    | TIMES
-    | RAMP_FIELDS
-    | PREDICTION_FIELD
-    | {
-        "interpolation_type": one_of("linear", "log_linear"),
-        "sigma_min": number(None),
-        "sigma_max": number(None),
-        "timestep_type": one_of("discrete", "continuous"),
-        "final_sigmas_type": one_of("zero", "sigma_min"),
-    },
-    euler,
-)
-EULER_ANCESTRAL = Scheduler(
-    beta_fields() | ZERO_SNR_FIELD | TIMES | {"prediction_type": one_of("epsilon", "v_prediction")},
-    euler_ancestral,
-)
-HEUN = Scheduler(
-    beta_fields("exp", start=0.00085, end=0.012)
-    | RAMP_FIELDS
-    | TIMES
-    | PREDICTION_FIELD
-    | clip_fields(False),
-    heun,
-    calls=2,
-)
-LMS = Scheduler(beta_fields() | RAMP_FIELDS | TIMES | PREDICTION_FIELD, lms)

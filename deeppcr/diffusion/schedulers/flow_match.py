@@ -11,66 +11,29 @@ image.
 
 import numpy as np
 
-from deeppcr.diffusion.config import Config, count, flag, number, one_of
-from deeppcr.diffusion.grid import (
-    RAMP_FIELDS,
-    find_ramp,
-    find_shift,
-    given_sigmas,
-    shifted,
-    stretched,
-)
-from deeppcr.diffusion.table import Scheduler, Table, tabulate
+from deeppcr.diffusion.config import Config
+from deeppcr.diffusion.grid import find_ramp, flow_sigmas, shifted
+from deeppcr.diffusion.table import Table, tabulate
+from deeppcr.diffusion.terms import NOISE, OUTPUT, X0, X
 
 
 def flow_match(config: Config, steps: int) -> Table:
     """The table of Euler's method for flow matching."""
-    sigmas, end = _sigmas(config, steps), 0.0
+    total, end = config["num_train_timesteps"], 0.0
+    ends = np.array([1.0, 1 / total])
+    # diffusers shifts the two ends, and then all sigmas between them once more; with dynamic
+    # shifting, only once.
+    ends = ends if config["use_dynamic_shifting"] else shifted(ends, config["shift"])
+    sigmas = flow_sigmas(config, np.linspace(ends[0], ends[1], steps), config["shift"])
+    if ramp := find_ramp(config):
+        sigmas = ramp(sigmas[0], sigmas[-1], steps)
     if config["invert_sigmas"]:
         sigmas, end = 1 - sigmas, 1.0
     there = np.append(sigmas[1:], end)
     if config["stochastic_sampling"]:
-        x = {"x0": 1 - there, "noise": there}
+        x = (1 - there) * X0 + there * NOISE
     else:
-        x = {"x": np.ones(steps), "m": there - sigmas}
-    return tabulate(
-        {"prediction_type": "flow_prediction"},
-        (sigmas * config["num_train_timesteps"]).astype(np.float32),
-        levels=(1 - sigmas, sigmas),
-        update={"x": x},
-    )
-
-
-def _sigmas(config: Config, steps: int) -> np.ndarray:
-    """The sigmas that the steps go from."""
-    shift = find_shift(config, "shift")
-    sigmas = given_sigmas(config, steps)
-    if sigmas is None:
-        ends = np.array([1.0, 1 / config["num_train_timesteps"]])
-        # diffusers shifts the two ends, and then all sigmas between them once more; with dynamic
-        # shifting, only once.
-        ends = ends if config["use_dynamic_shifting"] else shifted(ends, shift)
-        sigmas = np.linspace(ends[0], ends[1], steps)
-    sigmas = stretched(config, shifted(sigmas, shift))
-    ramp = find_ramp(config)
-    return ramp(sigmas[0], sigmas[-1], steps) if ramp else sigmas
-
-
-FLOW_MATCH_EULER = Scheduler(
-    RAMP_FIELDS
-    | {
-        "num_train_timesteps": count(1000),
-        "shift": number(1.0),
-        "use_dynamic_shifting": flag(False),
-        "base_shift": number(0.5, optional=True),
-        "max_shift": number(1.15, optional=True),
-        "base_image_seq_len": count(256),
-        "max_image_seq_len": count(4096),
-        "time_shift_type": one_of("exponential", "linear"),
-        "invert_sigmas": flag(False),
-        "shift_terminal": number(None),
-        "stochastic_sampling": flag(False),
-    },
-    flow_match,
-    options=("mu", "sigmas"),
-)
+        x = X + (there - sigmas) * OUTPUT
+    times = (sigmas * total).astype(np.float32)
+    prediction = {"prediction_type": "flow_prediction"}
+    return tabulate(prediction, times, 1 - sigmas, sigmas, {"x": x})

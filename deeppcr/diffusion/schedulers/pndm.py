@@ -10,19 +10,19 @@ with the mean of the outputs at its two ends. Or three Runge-Kutta steps come fi
 of four model calls each, which are four steps of the chain.
 """
 
-import dataclasses
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from deeppcr.diffusion.config import Config, flag, one_of
-from deeppcr.diffusion.grid import integer_times, time_fields
-from deeppcr.diffusion.noise import alphas_cumprod_at, beta_fields
-from deeppcr.diffusion.table import Scheduler, Table, by_step, scaled, tabulate, total
+from deeppcr.diffusion.config import Config
+from deeppcr.diffusion.grid import integer_times
+from deeppcr.diffusion.noise import alphas_cumprod_at
+from deeppcr.diffusion.table import Table, tabulate
+from deeppcr.diffusion.terms import OUTPUT, Terms, X, by_step, term, total
 
-Row = dict[str, float]
-
-OUTPUTS = ("m", "m1", "m2", "m3")  # of this call, and of those before
+OUTPUTS = (OUTPUT, *map(term, ("m1", "m2", "m3")))  # of this call, and of those before
+START, STAGES = term("start"), term("stages")
 # By how many there are: Adams-Bashforth.
 WEIGHTS = (
     (1.0,),
@@ -33,15 +33,15 @@ WEIGHTS = (
 RUNGE_KUTTA_STEPS = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call of the model, and the step after it.
 
     Attributes:
         time: of the model's input.
-        begin, end: the times that the step goes from and to.
-        output: what is taken for the output, as a linear combination.
-        start: the sample that the step goes from: "x", or "start", which is remembered.
+        begin: the time that the step goes from.
+        end: the time that it goes to.
+        output: what is taken for the output.
+        start: the sample that the step goes from, which is remembered.
         remember: whether later steps use this output.
         stages: the sum of the outputs of a Runge-Kutta step, as it is remembered.
     """
@@ -49,16 +49,16 @@ class Call:
     time: int
     begin: int
     end: int
-    output: Row
-    start: str = "x"
+    output: Terms
+    start: Terms = X
     remember: bool = True
-    stages: Row = dataclasses.field(default_factory=dict)
+    stages: Terms = Terms()
 
 
-def table(config: Config, steps: int) -> Table:
+def pndm(config: Config, steps: int) -> Table:
     """The table of PNDM."""
-    times = integer_times(config, steps)
-    stride = config["num_train_timesteps"] // steps
+    times, trained = integer_times(config, steps), config["num_train_timesteps"]
+    stride = trained // steps
     if config["skip_prk_steps"]:
         calls = _first_twice(times, stride, config["start"])
     elif config["start"]:
@@ -67,24 +67,36 @@ def table(config: Config, steps: int) -> Table:
             "0, or skip_prk_steps=True in the configuration."
         )
     elif steps > RUNGE_KUTTA_STEPS:
-        calls = _runge_kutta(times, stride // 2)
-        times = times[RUNGE_KUTTA_STEPS:]
-        calls += [Call(time, time, time - stride, _adams_bashforth(4)) for time in times]
+        calls = _runge_kutta(times, stride)
     else:
         raise ValueError(
             f"steps is {steps}, expected at least {RUNGE_KUTTA_STEPS + 1}, or "
             "skip_prk_steps=True in the configuration."
         )
-    called = np.array([call.time for call in calls], np.int32)
-    squares = alphas_cumprod_at(config, called)
+    called, begins, ends = np.array([call[:3] for call in calls], np.int32).T
+    if begins.max() >= trained:
+        raise ValueError(
+            f"a step begins at time {begins.max()}, expected one below {trained}: take "
+            "another timestep_spacing, or steps_offset=0."
+        )
+    output, start, stages = (
+        by_step([getattr(call, name) for call in calls]) for name in ("output", "start", "stages")
+    )
+    last = 1.0 if config["set_alpha_to_one"] else alphas_cumprod_at(config, np.zeros(1, int))[0]
+    here, there = (alphas_cumprod_at(config, each, last) for each in (begins, ends))
+    alpha, sigma, keep = np.sqrt(here), np.sqrt(1 - here), np.sqrt(there / here)
+    is_v = config["prediction_type"] == "v_prediction"
+    noise = alpha * output + sigma * start if is_v else output
     update = {
-        "x": _next(config, calls),
-        "start": by_step([{call.start: 1.0} for call in calls]),
-        "stages": by_step([call.stages for call in calls]),
+        "x": keep * start + (np.sqrt(1 - there) - keep * sigma) * noise,
+        "start": start,
+        "stages": stages,
     }
     for old, new in pairwise(OUTPUTS):
-        update[new] = by_step([{old if call.remember else new: 1.0} for call in calls])
-    return tabulate(config, called, levels=(np.sqrt(squares), np.sqrt(1 - squares)), update=update)
+        (name,) = new
+        update[name] = by_step([old if call.remember else new for call in calls])
+    squares = alphas_cumprod_at(config, called)
+    return tabulate(config, called, np.sqrt(squares), np.sqrt(1 - squares), update)
 
 
 def _first_twice(times: np.ndarray, stride: int, start: int) -> list[Call]:
@@ -97,65 +109,28 @@ def _first_twice(times: np.ndarray, stride: int, start: int) -> list[Call]:
     for index, time in enumerate([*times[:2], *times[1:]]):
         known = max(index - start, 0)
         if known == 1:
-            mean = {"m": 0.5, "m1": 0.5}
-            call = Call(time, time + stride, time, mean, start="start", remember=False)
+            mean = 0.5 * OUTPUT + 0.5 * OUTPUTS[1]
+            call = Call(time, time + stride, time, mean, START, remember=False)
         else:
             call = Call(time, time, time - stride, _adams_bashforth(min(max(known, 1), 4)))
         calls.append(call)
     return calls
 
 
-def _runge_kutta(times: np.ndarray, half: int) -> list[Call]:
+def _runge_kutta(times: np.ndarray, stride: int) -> list[Call]:
     """Three steps of four calls: at the start, twice half a step later, and at the end."""
-    calls = []
+    calls, half = [], stride // 2
     for begin, end in pairwise(times[: RUNGE_KUTTA_STEPS + 1]):
-        middle = end + half
-        more = {"stages": 1.0, "m": 1 / 3}
+        middle, more = end + half, STAGES + 1 / 3 * OUTPUT
         calls += [
-            Call(begin, begin, begin - half, {"m": 1.0}, stages={"m": 1 / 6}),
-            Call(middle, begin, middle, {"m": 1.0}, "start", False, stages=more),
-            Call(middle, begin, end, {"m": 1.0}, "start", False, stages=more),
-            Call(end, begin, end, {"stages": 1.0, "m": 1 / 6}, "start", False),
+            Call(begin, begin, begin - half, OUTPUT, stages=1 / 6 * OUTPUT),
+            Call(middle, begin, middle, OUTPUT, START, False, more),
+            Call(middle, begin, end, OUTPUT, START, False, more),
+            Call(end, begin, end, STAGES + 1 / 6 * OUTPUT, START, False),
         ]
-    return calls
+    rest = times[RUNGE_KUTTA_STEPS:]
+    return calls + [Call(time, time, time - stride, _adams_bashforth(4)) for time in rest]
 
 
-def _adams_bashforth(order: int) -> Row:
-    return dict(zip(OUTPUTS, WEIGHTS[order - 1], strict=False))
-
-
-def _next(config: Config, calls: list[Call]) -> dict[str, np.ndarray]:
-    """The coefficients of the next ``x``."""
-    total_times = config["num_train_timesteps"]
-    begins = np.array([call.begin for call in calls])
-    if begins.max() >= total_times:
-        raise ValueError(
-            f"a step begins at time {begins.max()}, expected one below {total_times}: take "
-            "another timestep_spacing, or steps_offset=0."
-        )
-    first = alphas_cumprod_at(config, np.zeros(1, int))[0]
-    last = 1.0 if config["set_alpha_to_one"] else float(first)
-    here = alphas_cumprod_at(config, begins, last)
-    there = alphas_cumprod_at(config, np.array([call.end for call in calls]), last)
-    alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
-    keep = np.sqrt(there) / alpha
-    gain = np.sqrt(1 - there) - keep * sigma
-    start = by_step([{call.start: 1.0} for call in calls])
-    output = by_step([call.output for call in calls])
-    if config["prediction_type"] == "v_prediction":
-        noise = total(scaled(alpha, output), scaled(sigma, start))
-    else:
-        noise = output
-    return total(scaled(keep, start), scaled(gain, noise))
-
-
-PNDM = Scheduler(
-    beta_fields()
-    | time_fields("leading")
-    | {
-        "skip_prk_steps": flag(False),
-        "set_alpha_to_one": flag(False),
-        "prediction_type": one_of("epsilon", "v_prediction"),
-    },
-    table,
-)
+def _adams_bashforth(order: int) -> Terms:
+    return total(w * output for w, output in zip(WEIGHTS[order - 1], OUTPUTS, strict=False))

@@ -1,0 +1,63 @@
+"""Linear combinations of what a step knows: the formulas of the schedulers, as they are written.
+
+    update = {"x": keep * X + gain * X0, "y": X0}
+
+Coefficients are numbers, or arrays ``[L]`` with one for each step.
+"""
+
+from collections.abc import Iterable
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+Column = np.ndarray | float
+
+
+class Terms(dict[str, Any]):
+    """A linear combination: its coefficients by the names of the terms."""
+
+    __array_ufunc__ = None  # a product with an array of numpy is that of `__rmul__`
+
+    def __add__(self, other: "Terms") -> "Terms":
+        return Terms({name: self.get(name, 0.0) + other.get(name, 0.0) for name in self | other})
+
+    def __sub__(self, other: "Terms") -> "Terms":
+        return self + -1.0 * other
+
+    def __rmul__(self, factor: Column) -> "Terms":
+        return Terms({name: factor * column for name, column in self.items()})
+
+
+def term(name: str) -> Terms:
+    """One term of this name: of a memory, for example."""
+    return Terms({name: 1.0})
+
+
+# The sample, the model's output, the sample that it predicts, and fresh noise.
+X, OUTPUT, X0, NOISE = map(term, ("x", "m", "x0", "noise"))
+
+
+def total(terms: Iterable[Terms]) -> Terms:
+    """The sum."""
+    return reduce(add, terms, Terms())
+
+
+def by_step(rows: list[Terms]) -> Terms:
+    """One combination for all steps, from those of single steps."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Terms({name: np.array([row.get(name, 0.0) for row in rows]) for name in names})
+
+
+def multistep(start: Terms, weights: np.ndarray, y: Terms) -> dict[str, Terms]:
+    """The update of a linear multistep method: ``x' = start + w_0 y + w_1 y_1 + ..``.
+
+    Args:
+        start: the other terms.
+        weights: ``[L, n]``, those of ``y`` at this step and at the ``n - 1`` before it.
+        y: a combination of this step's terms, which is remembered.
+    """
+    known = [y, *(term(f"y{i}") for i in range(1, weights.shape[1]))]
+    update = {"x": start + total(w * each for w, each in zip(weights.T, known, strict=True))}
+    return update | {f"y{i}": before for i, before in enumerate(known[:-1], 1)}
