@@ -66,10 +66,6 @@ class Delay:
             _check_equal(state, window[0], f"states[{index}]", "states[0]")
         return window
 
-    def newest(self, windows: tuple[Any, ...]) -> Any:
-        """The most recent state of a window; of a trajectory of windows, that of states."""
-        return self._checked(windows, "windows")[0]
-
     def _checked(self, states: Any, name: str) -> tuple[Any, ...]:
         expected = f"k = {self.k} states, newest first"
         if not isinstance(states, tuple | list):
@@ -93,9 +89,8 @@ def delay(f: Callable[[tuple[Any, ...], Any], Any], k: int) -> Delay:
 
     Returns:
         a step for `deeppcr.Chain`, whose state is the window $(z_l, ..., z_{l-k+1})$, a tuple.
-        Its ``emit`` is a step for `deeppcr.scan` with the states $z_l$ as outputs.
-        ``window(states)`` returns the initial window, and ``newest(windows)`` the most recent state
-        of a window or of a trajectory of windows.
+        The first entry of a trajectory of windows is that of the states. Its ``emit`` is a step for
+        `deeppcr.scan` with the states $z_l$ as outputs, and ``window(states)`` the initial window.
 
     Raises:
         TypeError: ``f`` is not callable, or ``k`` is not an integer.
@@ -107,7 +102,7 @@ def delay(f: Callable[[tuple[Any, ...], Any], Any], k: int) -> Delay:
         >>> deeppcr.scan(fibonacci.emit, initial, length=6)[1]
         Array([ 1.,  2.,  3.,  5.,  8., 13.], dtype=float32)
         >>> solution = deeppcr.solve(deeppcr.Chain(fibonacci, length=6), initial, method="newton")
-        >>> fibonacci.newest(solution.trajectory)
+        >>> solution.trajectory[0]
         Array([ 1.,  2.,  3.,  5.,  8., 13.], dtype=float32)
 
     References:
@@ -129,46 +124,7 @@ def _check_equal(state: Any, like: Any, name: str, expected: str) -> None:
         raise TypeError(f"{name} is {found}, expected what {expected} is: {wanted}.")
 
 
-@dataclasses.dataclass(frozen=True)
-class Masked:
-    """A step of `scan` with inputs ``(x, mask)``, made by `masked`.
-
-    Attributes:
-        step: ``step(carry, x) -> (carry, y)``.
-    """
-
-    step: Step
-
-    def __call__(self, carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
-        """The next carry where the mask is True, else this one; and the output."""
-        x, mask = _pair(inputs, "mask")
-        after, y = self.step(carry, x)
-        return _where(mask, "mask", after, carry), y
-
-
-@dataclasses.dataclass(frozen=True, eq=False)  # jax hashes a step, and arrays have no hash
-class Resetting:
-    """A step of `scan` with inputs ``(x, reset)``, made by `resetting`.
-
-    Attributes:
-        step: ``step(carry, x) -> (carry, y)``.
-        initial: the carry from which it begins anew.
-    """
-
-    step: Step
-    initial: Any
-
-    def __call__(self, carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
-        """The step, from the initial carry where ``reset`` is True."""
-        x, reset = _pair(inputs, "reset")
-        found: Any = jax.tree.structure(self.initial)
-        wanted: Any = jax.tree.structure(carry)
-        if found != wanted:
-            raise ValueError(f"initial is {found}, expected the structure of the carry: {wanted}.")
-        return self.step(_where(reset, "reset", self.initial, carry), x)
-
-
-def masked(step: Step) -> Masked:
+def masked(step: Step) -> Step:
     """A step that keeps the carry where a mask is False: for sequences that end early.
 
     Args:
@@ -192,10 +148,16 @@ def masked(step: Step) -> Masked:
         Array([11.,  1.], dtype=float32)
     """
     _check_step(step)
-    return Masked(step)
+
+    def masked_step(carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
+        x, mask = _pair(inputs, "mask")
+        after, y = step(carry, x)
+        return _where(mask, "mask", after, carry), y
+
+    return masked_step
 
 
-def resetting(step: Step, initial: Any) -> Resetting:
+def resetting(step: Step, initial: Any) -> Step:
     """A step that begins anew where a flag is True: for several sequences in one.
 
     Episodes of a trajectory in reinforcement learning, or documents packed into one sequence.
@@ -223,7 +185,16 @@ def resetting(step: Step, initial: Any) -> Resetting:
         Array([2., 7., 4.], dtype=float32)
     """
     _check_step(step)
-    return Resetting(step, initial)
+
+    def resetting_step(carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
+        x, reset = _pair(inputs, "reset")
+        found: Any = jax.tree.structure(initial)
+        wanted: Any = jax.tree.structure(carry)
+        if found != wanted:
+            raise ValueError(f"initial is {found}, expected the structure of the carry: {wanted}.")
+        return step(_where(reset, "reset", initial, carry), x)
+
+    return resetting_step
 
 
 def _check_step(step: Any) -> None:

@@ -59,13 +59,13 @@ def test_delays_agree_with_a_loop(name):
     def by_solve(p, states, xs):
         step = delay(make(p), len(states))
         chain, options = deeppcr.Chain(step, xs), {"method": method, "adjoint": adjoint}
-        return step.newest(deeppcr.solve(chain, step.window(states), **options).trajectory)
+        return deeppcr.solve(chain, step.window(states), **options).trajectory[0]
 
     def by_scan(p, states, xs):
         step = delay(make(p), len(states))
         window, found = deeppcr.scan(step.emit, step.window(states), xs, method=method)
         last = jax.tree.map(lambda z: z[-1], found)
-        assert jax.tree.structure(step.newest(window)) == jax.tree.structure(last)
+        assert jax.tree.structure(window[0]) == jax.tree.structure(last)
         return found
 
     def graded(run, *args):
