@@ -94,9 +94,9 @@ class ParaGRU(Cell):
     def __call__(self, carry: Array, inputs: Array) -> tuple[Array, Array]:
         """The next carry, which is also the output."""
         (x_z, x_r, x_n), (a_z, a_r, a_n) = self.read(inputs), self.recurrent[...]
-        update = jax.nn.sigmoid(x_z + _times(a_z, carry))
-        reset = jax.nn.sigmoid(x_r + _times(a_r, carry))
-        new = jnp.tanh(x_n + _times(a_n, reset * carry))
+        update = jax.nn.sigmoid(x_z + times(a_z, carry))
+        reset = jax.nn.sigmoid(x_r + times(a_r, carry))
+        new = jnp.tanh(x_n + times(a_n, reset * carry))
         carry = (1 - update) * carry + update * new
         return carry, carry
 
@@ -145,9 +145,9 @@ class ParaLSTM(Cell):
         """The next carry and the output."""
         (c, h), (x_f, x_g, x_o) = carry, self.read(inputs)
         (a_f, a_g, a_o), (p_f, p_o) = self.recurrent[...], self.peephole[...]
-        forget = jax.nn.sigmoid(x_f + _times(a_f, h) + _times(p_f, c))
-        c = forget * c + (1 - forget) * jnp.tanh(x_g + _times(a_g, h))
-        h = jax.nn.sigmoid(x_o + _times(a_o, h) + _times(p_o, c)) * jnp.tanh(c)
+        forget = jax.nn.sigmoid(x_f + times(a_f, h) + times(p_f, c))
+        c = forget * c + (1 - forget) * jnp.tanh(x_g + times(a_g, h))
+        h = jax.nn.sigmoid(x_o + times(a_o, h) + times(p_o, c)) * jnp.tanh(c)
         return (c, h), h
 
 
@@ -231,6 +231,6 @@ class MinLSTM(Cell):
         return carry, carry
 
 
-def _times(weights: Array, state: Array) -> Array:
+def times(weights: Array, state: Array) -> Array:
     """``[units]`` times ``[*batch, units]``, entry by entry."""
     return weights.reshape((1,) * (state.ndim - 1) + weights.shape) * state

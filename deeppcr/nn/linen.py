@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from flax import linen
 
-from deeppcr.nn.over_time import axes_of, batch_axes, options_of, recur
+from deeppcr.nn.over_time import recur
 
 
 class RNN(linen.RNN):
@@ -61,16 +61,15 @@ class RNN(linen.RNN):
             ValueError: ``inputs`` has too few axes, or ``seq_lengths`` is not ``[*batch]``.
             TypeError: an option is unknown.
         """
-        return_carry, time_major, reverse, keep_order = options_of(self, options)
         if self.is_initializing() or self.variable_axes or self.variable_carry:
             given: dict[str, Any] = {"initial_carry": initial_carry, "init_key": init_key}
             return super().__call__(inputs, seq_lengths=seq_lengths, **(given | options))
-        axis, batch = axes_of(inputs, self.cell.num_feature_axes, time_major)
-        carry = initial_carry
-        if carry is None:
+
+        def first(shape: tuple[int, ...]) -> Any:
             key = jax.random.key(0) if init_key is None else init_key
-            shape = inputs.shape[:axis] + inputs.shape[axis + 1 :]
-            carry = self.cell.initialize_carry(key, shape)
+            return self.cell.initialize_carry(key, shape)
+
+        carry = first if initial_carry is None else initial_carry
         cell, variables = self.cell.unbind()
         names = [name for name in self.split_rngs if isinstance(name, str) and self.has_rng(name)]
         streams = {name: self.make_rng(name) for name in names}
@@ -83,12 +82,4 @@ class RNN(linen.RNN):
             carry, y = cell.apply(variables, carry, x, rngs=now)
             return (keys | {name: pair[0] for name, pair in pairs.items()}, carry), y
 
-        _, last, outputs = recur(
-            *(step, streams, carry, inputs, axis, batch, seq_lengths),
-            *(return_carry, reverse, keep_order),
-            unroll=self.unroll,
-            method=self.method,
-            adjoint=self.adjoint,
-            batch_ndim=batch_axes(carry, batch),
-        )
-        return (last, outputs) if return_carry else outputs
+        return recur(self, options, inputs, carry, seq_lengths, step, streams)[1]

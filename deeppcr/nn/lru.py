@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from deeppcr.nn.cells import times
+
 
 class LRU(nnx.RNNCellBase):
     r"""The linear recurrent unit.
@@ -99,12 +101,7 @@ class LRU(nnx.RNNCellBase):
         phase = jnp.exp(self.theta_log[...])
         factor = jax.lax.complex(decay * jnp.cos(phase), decay * jnp.sin(phase))
         scale = jnp.exp(self.gamma_log[...])
-        real, imaginary = (_over(scale, x) * x for x in jnp.split(self.B(inputs), 2, axis=-1))
-        carry = _over(factor, carry) * carry + jax.lax.complex(real, imaginary)
+        real, imaginary = (times(scale, x) for x in jnp.split(self.B(inputs), 2, axis=-1))
+        carry = times(factor, carry) + jax.lax.complex(real, imaginary)
         parts = jnp.concatenate([carry.real, carry.imag], axis=-1)
         return carry, self.C(parts) + self.D(inputs)
-
-
-def _over(weights: Array, values: Array) -> Array:
-    """``[units]`` with axes of size 1 for the batch of ``[*batch, units]``."""
-    return weights.reshape((1,) * (values.ndim - 1) + weights.shape)

@@ -14,59 +14,49 @@ from deeppcr.checks import describe
 OPTIONS = ("return_carry", "time_major", "reverse", "keep_order")
 
 
-def options_of(layer: Any, given: dict[str, Any]) -> list[bool]:
-    """The `OPTIONS` of a call, of which those that are not ``given`` are those of the layer."""
-    if unknown := given.keys() - set(OPTIONS):
-        raise TypeError(f"{min(unknown)} is no argument; expected one of {', '.join(OPTIONS)}.")
-    options = (given.get(name) for name in OPTIONS)
-    pairs = zip(OPTIONS, options, strict=True)
-    return [getattr(layer, name) if option is None else option for name, option in pairs]
-
-
-def axes_of(inputs: Any, num_feature_axes: int, time_major: bool) -> tuple[int, tuple[int, ...]]:
-    """The axis of time of ``[*batch, time, *features]`` (or ``time`` first), and the batch."""
-    shape = list(jnp.shape(inputs))
-    if len(shape) < num_feature_axes + 1:
-        axes = "one axis" if num_feature_axes == 1 else f"{num_feature_axes} axes"
-        raise ValueError(
-            f"inputs has shape {shape}, expected an axis of time besides {axes} of features."
-        )
-    axis = 0 if time_major else len(shape) - num_feature_axes - 1
-    del shape[axis]
-    return axis, tuple(shape[: len(shape) - num_feature_axes])
-
-
 def recur(
+    layer: Any,
+    given: dict[str, Any],
+    inputs: Any,
+    carry: Any,
+    lengths: Any,
     step: Callable[[Any, Any], tuple[Any, Any]],
     state: Any,
-    carry: Any,
-    inputs: Any,
-    axis: int,
-    batch: tuple[int, ...],
-    lengths: Any,
-    return_carry: bool,
-    reverse: bool,
-    keep_order: bool,
-    **options: Any,
-) -> tuple[Any, Any, Any]:
+    couples: bool = False,
+) -> tuple[Any, Any]:
     """Apply ``step((state, carry), x) -> ((state, carry), y)`` at every time.
 
     Args:
+        layer: with a ``cell``, the `OPTIONS`, and ``unroll``, ``method`` and ``adjoint``.
+        given: the `OPTIONS` of this call; None for those of the layer.
+        inputs: ``[*batch, time, *features]``, or ``time`` first.
+        carry: the initial carry ``[*batch, ...]``, or a function that makes it of the shape of the
+            inputs at one time.
+        lengths: integers ``[*batch]``; None if every sequence is as long as the inputs.
         step: the cell.
         state: what else it carries: the variables of a module.
-        carry: the initial carry ``[*batch, ...]``.
-        inputs: as the user gave them.
-        axis: of time, in the inputs and in the outputs.
-        batch: its shape.
-        lengths: integers ``[*batch]``; None if every sequence is as long as the inputs.
-        return_carry: whether the last carry is needed.
-        reverse: read from the last valid entry to the first.
-        keep_order: return the outputs of a reversed pass in the order of the inputs.
-        **options: of `deeppcr.scan`.
+        couples: whether the state couples the examples of a batch.
 
     Returns:
-        the state in the end, the last carry, and the outputs.
+        the state in the end, and the outputs: with ``return_carry`` the last carry and these.
     """
+    if unknown := given.keys() - set(OPTIONS):
+        raise TypeError(f"{min(unknown)} is no argument; expected one of {', '.join(OPTIONS)}.")
+    return_carry, time_major, reverse, keep_order = (
+        getattr(layer, name) if given.get(name) is None else given[name] for name in OPTIONS
+    )
+    shape, features = list(jnp.shape(inputs)), layer.cell.num_feature_axes
+    if len(shape) < features + 1:
+        axes = "one axis" if features == 1 else f"{features} axes"
+        raise ValueError(
+            f"inputs has shape {shape}, expected an axis of time besides {axes} of features."
+        )
+    width = getattr(layer.cell, "in_features", shape[-1])
+    if shape[-1] != width:
+        raise ValueError(f"inputs has shape {shape}, expected {width} features.")
+    axis = 0 if time_major else len(shape) - features - 1
+    del shape[axis]
+    batch = tuple(shape[: len(shape) - features])
     if lengths is not None:
         lengths = jnp.asarray(lengths)
         if lengths.shape != batch or not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -76,6 +66,7 @@ def recur(
             )
         lengths = lengths.astype(int)
     chooses = return_carry and lengths is not None
+    carry = carry(tuple(shape)) if callable(carry) else carry
 
     def flipped(x: Array, wanted: bool) -> Array:
         return flip_sequences(x, lengths, len(batch), True) if wanted else x
@@ -85,12 +76,18 @@ def recur(
         return after, (after[1], y) if chooses else y
 
     xs = flipped(jnp.moveaxis(jnp.asarray(inputs), axis, 0), reverse)
-    (state, last), ys = scan(body, (state, carry), xs, **options)
+    (state, last), ys = scan(
+        *(body, (state, carry), xs),
+        unroll=layer.unroll,
+        method=layer.method,
+        adjoint=layer.adjoint,
+        batch_ndim=0 if couples else _batch_axes(carry, batch),
+    )
     if chooses:
         carries, ys = ys
         last = _last_valid(carry, carries, lengths)
     ys = jax.tree.map(lambda y: jnp.moveaxis(flipped(y, reverse and keep_order), 0, axis), ys)
-    return state, last, ys
+    return state, (last, ys) if return_carry else ys
 
 
 def _last_valid(initial: Any, carries: Any, lengths: Array) -> Any:
@@ -111,7 +108,7 @@ def _last_valid(initial: Any, carries: Any, lengths: Array) -> Any:
     return jax.tree_util.tree_map_with_path(chosen, initial, carries)
 
 
-def batch_axes(carry: Any, batch: tuple[int, ...]) -> int:
+def _batch_axes(carry: Any, batch: tuple[int, ...]) -> int:
     """The number of leading axes that all floating leaves of a carry share with the batch."""
     found = len(batch)
     for leaf in jax.tree.leaves(carry):

@@ -10,7 +10,7 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.checks import describe
 from deeppcr.choose import MethodOption, find_adjoint, find_method
 from deeppcr.linear import LinearSolver
-from deeppcr.nn.over_time import axes_of, batch_axes, options_of, recur
+from deeppcr.nn.over_time import recur
 
 
 class RNN(nnx.RNN):
@@ -101,20 +101,16 @@ class RNN(nnx.RNN):
             ValueError: ``inputs`` has too few axes, or ``seq_lengths`` is not ``[*batch]``.
             TypeError: an option is unknown.
         """
-        return_carry, time_major, reverse, keep_order = options_of(self, options)
-        axis, batch = axes_of(inputs, self.cell.num_feature_axes, time_major)
-        width = getattr(self.cell, "in_features", inputs.shape[-1])
-        if inputs.shape[-1] != width:
-            raise ValueError(f"inputs has shape {list(inputs.shape)}, expected {width} features.")
-        carry = initial_carry
-        if carry is None:
+
+        def first(shape: tuple[int, ...]) -> Any:
             stream = self.rngs if rngs is None else rngs
             stream = stream.carry.fork() if isinstance(stream, nnx.Rngs) else stream
-            shape = inputs.shape[:axis] + inputs.shape[axis + 1 :]
-            carry = self.cell.initialize_carry(shape, stream)
+            return self.cell.initialize_carry(shape, stream)
+
+        carry = first if initial_carry is None else initial_carry
 
         @nnx.split_rngs(splits=1, only=self.broadcast_rngs, squeeze=True)
-        def run(cell: Any) -> tuple[Any, Any]:
+        def run(cell: Any) -> Any:
             same = nnx.All(nnx.RngState, self.broadcast_rngs)
             graph, fixed, state = _split(cell, same)
 
@@ -128,19 +124,11 @@ class RNN(nnx.RNN):
             # Other variables than parameters may be means over the batch, which couple its entries.
             others = jax.tree.leaves(nnx.filter_state(state, nnx.Not(nnx.Param)))
             couples = any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in others)
-            after, last, outputs = recur(
-                *(step, state, carry, inputs, axis, batch, seq_lengths),
-                *(return_carry, reverse, keep_order),
-                unroll=self.unroll,
-                method=self.method,
-                adjoint=self.adjoint,
-                batch_ndim=0 if couples else batch_axes(carry, batch),
-            )
+            after, found = recur(self, options, inputs, carry, seq_lengths, step, state, couples)
             nnx.update(cell, after)
-            return last, outputs
+            return found
 
-        last, outputs = run(self.cell)
-        return (last, outputs) if return_carry else outputs
+        return run(self.cell)
 
 
 def _split(cell: Any, same: Any) -> tuple[Any, Any, Any]:
