@@ -34,11 +34,8 @@ def log2(n: int) -> int:
 
 def leaf_depth(equation: Any) -> int:
     """The published rules, written down once more."""
-    name, params, shape = (
-        equation.primitive.name,
-        equation.params,
-        equation.invars[0].aval.shape if equation.invars else (),
-    )
+    name, params = equation.primitive.name, equation.params
+    shape = equation.invars[0].aval.shape if equation.invars else ()
     if name in DEPTHS:
         return DEPTHS[name]
     if name in ("reduce_sum", "reduce_max", "reduce_min", "argmax"):
@@ -79,15 +76,13 @@ def after(value: Late, name: str, depth: int) -> Late:
     def longer(path):
         counts = {key: (n, d) for key, n, d in path}
         n, d = counts.get(name, (0, 0))
-        return tuple(
-            sorted((key, *pair) for key, pair in (counts | {name: (n + 1, d + depth)}).items())
-        )
+        counts[name] = n + 1, d + depth
+        return tuple(sorted((key, *pair) for key, pair in counts.items()))
 
     if not depth:
         return value
-    return Late(
-        value.depth + depth, None if value.paths is None else frozenset(map(longer, value.paths))
-    )
+    paths = None if value.paths is None else frozenset(map(longer, value.paths))
+    return Late(value.depth + depth, paths)
 
 
 def proper(jaxpr: Any) -> Any:
@@ -162,16 +157,12 @@ def _while(equation: Any, operands: list[Late], start: Late, trips: Count) -> li
     params = equation.params
     condition, body = proper(params["cond_jaxpr"]), params["body_jaxpr"]
     first, second = params["cond_nconsts"], params["body_nconsts"]
-    in_condition, in_body, state = (
-        operands[:first],
-        operands[first : first + second],
+    in_condition, in_body = operands[:first], operands[first : first + second]
+    state, compared = (
         operands[first + second :],
+        (e for e in condition.eqns if e.primitive.name == "lt"),
     )
-    bounds = [
-        e.invars[1].val
-        for e in condition.eqns
-        if e.primitive.name == "lt" and hasattr(e.invars[1], "val")
-    ]
+    bounds = [e.invars[1].val for e in compared if hasattr(e.invars[1], "val")]
     for _ in range(int(bounds[0]) if bounds else trips() if callable(trips) else trips):
         (test,) = evaluate(condition, in_condition + state, start, trips)
         state = evaluate(body, [join([test, value]) for value in in_body + state], test, trips)

@@ -131,8 +131,15 @@ def test_a_file_by_its_full_path_and_what_it_imports_from_beside(run, place, mon
     assert depth_in(run(f"{place}/inside/model_inside.py:sines", "f32[8]")) == 3
 
 
-def test_a_name_inside_another_and_no_arguments(run):
-    assert depth_in(run("model_file.py:Model.step", "f32[8,8]", "f32[8]")) == 5
+def test_a_name_inside_another_and_no_arguments():
+    command = [sys.executable, "-m", "depth", "model_file.py:Model.step", "f32[8,8]", "f32[8]"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert depth_in(done.stdout) == 5
+    assert done.stderr == ""
+
+
+def test_no_arguments(run):
     assert depth_in(run("model_file.py:nothing")) == 0
 
 
@@ -144,17 +151,11 @@ def test_a_file_with_dataclasses_whose_annotations_are_postponed(run, place):
     assert depth_in(run("model_data.py:step", "f32[8]")) == 1
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--device", "H100", "model_file.py:step", "f32[8,8]", "f32[8]"],
-        ["model_file.py:step", "f32[8,8]", "f32[8]", "--device", "H100"],
-        ["model_file.py:step", "--device", "H100", "f32[8,8]", "f32[8]"],
-    ],
-    ids=["before", "after", "between"],
-)
-def test_a_device_wherever_it_is_given_adds_a_time(run, argv):
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_device_wherever_it_is_given_adds_a_time(run, at):
     """A launch of a call and two kernels: 72 + 2 * 2.5 us, and next to no work."""
+    argv = ["model_file.py:step", "f32[8,8]", "f32[8]"]
+    argv[at:at] = ["--device", "H100"]
     lines = run(*argv).splitlines()
     assert lines[-2:] == ["", "predicted  77 us on H100"]
 
@@ -166,63 +167,40 @@ def test_every_device_can_be_chosen(run):
         assert last.endswith(f" on {printed}")
 
 
-def test_from_the_shell():
-    command = [sys.executable, "-m", "depth", "model_file.py:step", "f32[8,8]", "f32[8]"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert depth_in(done.stdout) == 5
-    assert done.stderr == ""
-
-
 def test_trip_counts(run):
     assert ">=" in run("model_file.py:until", "f32[8]")
     assert "a lower bound, since" in run("model_file.py:until", "f32[8]")
     text = run("model_file.py:until", "f32[8]", "--trip-counts", "7")
-    assert (
-        depth_in(text) == 15
-    )  # 7 comparisons, each with the product after it, and the comparison that ends it
+    assert depth_in(text) == 15  # 7 comparisons and products, and the comparison that ends it
     assert ">=" not in text
 
 
-@pytest.mark.parametrize(
-    ("text", "shape", "dtype"),
-    [
-        ("f32[8,16]", (8, 16), "float32"),
-        ("f32[]", (), "float32"),
-        ("f32[0]", (0,), "float32"),
-        (" f32[8, 16] ", (8, 16), "float32"),
-        ("bf16[3]", (3,), "bfloat16"),
-        ("pred[3]", (3,), "bool"),
-        ("f64[3]", (3,), "float64"),
-        ("c128[3]", (3,), "complex128"),
-        ("i64[3]", (3,), "int64"),
-        ("u8[3]", (3,), "uint8"),
-    ],
-)
-def test_types(text, shape, dtype):
+TYPES = {
+    "f32[8,16]": ((8, 16), "float32"),
+    "f32[]": ((), "float32"),
+    " f32[8, 16] ": ((8, 16), "float32"),
+    "bf16[3]": ((3,), "bfloat16"),
+    "pred[0]": ((0,), "bool"),
+    "c128[3]": ((3,), "complex128"),
+    "i64[3]": ((3,), "int64"),
+    "u8[3]": ((3,), "uint8"),
+}
+
+
+@pytest.mark.parametrize("text", TYPES)
+def test_types(text):
     got = argument(text)
-    assert (got.shape, got.dtype) == (shape, dtype)
+    assert (got.shape, got.dtype) == TYPES[text]
 
 
-def test_wide_types_are_wide_without_x64(run):
+@pytest.mark.parametrize("named", ["model_file.py", "model_module"])
+def test_wide_types_are_wide_without_x64_and_the_interpreter_stays_as_it_was(run, named):
     jax.config.update("jax_enable_x64", False)
-    assert "bytes    392, " in run(
-        "model_file.py:sines", "f64[8]"
-    )  # three times 64 in and 64 out, and the 2
-    assert "bytes    196, " in run("model_file.py:sines", "f32[8]")
-
-
-@pytest.mark.parametrize("kind", ["f32", "f64"])
-def test_a_run_leaves_x64_as_it_was(run, kind):
-    jax.config.update("jax_enable_x64", False)
-    run("model_file.py:sines", f"{kind}[8]")
-    assert jax.config.read("jax_enable_x64") is False
-
-
-@pytest.mark.parametrize("name", ["model_file.py", "model_module"])
-def test_a_run_leaves_the_path_as_it_was(run, name):
     before = list(sys.path)
-    run(f"{name}:sines", "f32[8]")
+    text = run(f"{named}:sines", "f64[8]")
+    assert "bytes    392, " in text  # three times 64 in and 64 out, and the 2
+    assert "bytes    196, " in run(f"{named}:sines", "f32[8]")
+    assert jax.config.read("jax_enable_x64") is False
     assert sys.path == before
 
 
@@ -233,14 +211,9 @@ BAD = {
     "types only": (["f32[8]"], "f32[8]"),
     "one type of two": (["model_file.py:step", "f32[8]"], "missing a required argument: 'x'"),
     "an unknown dtype": (["model_file.py:step", "f99[8]"], "f99[8]"),
-    "no brackets": (["model_file.py:step", "f32"], "f32"),
     "an open bracket": (["model_file.py:step", "f32[8"], "f32[8"),
     "a negative size": (["model_file.py:step", "f32[-8]"], "f32[-8]"),
-    "a size in words": (["model_file.py:step", "f32[eight]"], "f32[eight]"),
-    "two sizes without a comma": (["model_file.py:step", "f32[8 8]"], "f32[8 8]"),
     "a missing function": (["model_file.py:stop"], "stop"),
-    "a missing method": (["model_file.py:Model.stop"], "Model.stop"),
-    "no name": (["model_file.py:"], "model_file.py"),
     "no separator": (["model_file.py"], "model_file.py"),
     "no function but a number": (["model_file.py:weights"], "weights"),
     "a missing file": (["model_lost.py:step"], "model_lost.py"),
@@ -248,7 +221,6 @@ BAD = {
     "a missing module": (["model_lost.inside:step"], "model_lost"),
     "no module": ([":step"], ":step"),
     "a relative module": ([".model_module:step"], ".model_module"),
-    "a missing function of a module": (["model_module:stop"], "stop"),
     "an unknown device": (["model_file.py:sines", "--device", "H300"], "H300"),
     "trips in words": (["model_file.py:sines", "--trip-counts", "many"], "many"),
     "negative trips": (["model_file.py:sines", "--trip-counts", "-1"], "-1"),

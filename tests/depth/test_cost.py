@@ -41,17 +41,16 @@ def analyzed(name):
 
 
 @pytest.mark.parametrize("first", PROGRAMS)
-@pytest.mark.parametrize("second", PROGRAMS)
-def test_one_after_the_other(first, second):
-    a, b = analyzed(first), analyzed(second)
-    both = a + b
-    assert both.depth == a.depth + b.depth
-    assert (both.work, both.bytes) == (a.work + b.work, a.bytes + b.bytes)
-    assert both.traffic == a.traffic + b.traffic
-    assert both.by_output == a.depth + b.by_output
-    assert sum(row.depth for row in both.critical_path) == both.depth
-    for device in DEVICES:
-        assert both.seconds(device) == pytest.approx(a.seconds(device) + b.seconds(device))
+def test_one_after_the_other(first):
+    for second in PROGRAMS:
+        a, b = analyzed(first), analyzed(second)
+        both = a + b
+        for total in ("depth", "work", "bytes", "traffic"):
+            assert getattr(both, total) == getattr(a, total) + getattr(b, total)
+        assert both.by_output == a.depth + b.by_output
+        assert sum(row.depth for row in both.critical_path) == both.depth
+        for device in DEVICES:
+            assert both.seconds(device) == pytest.approx(a.seconds(device) + b.seconds(device))
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -59,16 +58,11 @@ def test_one_after_the_other(first, second):
 def test_a_loop(times, counted):
     once = depth.analyze(product, X)
     loop = once.repeat(times, counted)
-    assert (loop.depth, loop.work, loop.bytes) == (
-        times * once.depth,
-        times * once.work,
-        times * once.bytes,
-    )
-    assert loop.traffic == times * once.traffic
+    for total in ("depth", "work", "bytes", "traffic"):
+        assert getattr(loop, total) == times * getattr(once, total)
     assert loop.by_output == loop.depth
-    assert sum(row.count for row in loop.critical_path) == times * sum(
-        row.count for row in once.critical_path
-    )
+    rows, of_one = (sum(row.count for row in each.critical_path) for each in (loop, once))
+    assert rows == times * of_one
     ((part, number),) = loop.program.parts
     assert (part.trips, part.counted, number) == (times, counted, 1)
 
@@ -76,9 +70,7 @@ def test_a_loop(times, counted):
 def test_a_counted_loop_is_a_scan():
     loop, scan = depth.analyze(jnp.sin, X).repeat(9), depth.analyze(scanned, X)
     assert (loop.depth, loop.work, loop.bytes) == (scan.depth, scan.work, scan.bytes)
-    assert [loop.seconds(device) for device in DEVICES] == [
-        scan.seconds(device) for device in DEVICES
-    ]
+    assert [loop.seconds(each) for each in DEVICES] == [scan.seconds(each) for each in DEVICES]
 
 
 def test_a_loop_that_depends_on_data_waits_in_every_iteration():
@@ -126,13 +118,8 @@ def test_traffic_of_loops_and_branches():
 
 def test_sections_blank_lines_and_no_header():
     rows = [("forward", "depth"), ("  scan", "1"), (), ("gradient",), ("  scan", "12")]
-    assert table((), rows, "<>").splitlines() == [
-        "forward   depth",
-        "  scan        1",
-        "",
-        "gradient",
-        "  scan       12",
-    ]
+    expected = ["forward   depth", "  scan        1", "", "gradient", "  scan       12"]
+    assert table((), rows, "<>").splitlines() == expected
     assert table((), [("a", "b")], indent=2) == "  a  b"
     assert table((), []) == ""
     assert table(("a", "b"), []) == "a  b"

@@ -75,22 +75,6 @@ def test_columns_that_differ_by_a_number_only(algebra):
         assert rows(algebra, got) == plain_product(a, b, 4)
 
 
-@algebras
-@pytest.mark.parametrize("trips", [0, 1, 2, 7])
-def test_a_loop_is_its_steps(algebra, trips):
-    """The last state, and the latest before a step, of all that a step reads."""
-    rng = np.random.default_rng(trips)
-    a, b = (array(algebra, random_matrix(rng, (3, n), 0.4), n) for n in (3, 2))
-    state, latest = np.full((3, 5), algebra.never, algebra.dtype), algebra.nothing(3, 5)
-    state[:, :3], others = algebra.identity(3), algebra.nothing(2, 5)
-    others[:, 3:] = algebra.identity(2)
-    for _ in range(trips):
-        latest = np.maximum(latest, state)
-        state = np.maximum(algebra.product(a, state), algebra.product(b, others))
-    for got, expected in zip(algebra.repeat(a, b, trips), (state, latest), strict=True):
-        np.testing.assert_array_equal(np.concatenate(got, axis=1), expected)
-
-
 @pytest.mark.parametrize("exponent", [10**6 + 7, 2**40 - 1, 10**18 + 9])
 def test_powers_too_large_to_step_through(exponent):
     algebra = Algebra(100 * exponent)

@@ -22,15 +22,8 @@ def nn():
 
 
 def mlp(nn, hidden, bias, shape):
-    model = nn.Sequential(
-        [
-            nn.Dense(hidden, use_bias=bias),
-            nn.relu,
-            nn.Dense(hidden, use_bias=bias),
-            nn.relu,
-            nn.Dense(1, use_bias=bias),
-        ]
-    )
+    first, second, last = (nn.Dense(width, use_bias=bias) for width in (hidden, hidden, 1))
+    model = nn.Sequential([first, nn.relu, second, nn.relu, last])
     x = f(*shape)
     return model.apply, (jax.eval_shape(model.init, jax.random.key(0), x), x)
 
@@ -40,15 +33,9 @@ def mlp(nn, hidden, bias, shape):
     [
         ((1,), 8, False, 11, "dot over 1: 1, relu 1; dot over 8: 1 + 3, relu 1; dot over 8: 1 + 3"),
         ((1,), 8, True, 14, "11, and three biases"),
-        ((1,), 32, False, 15, "1 + 1; 1 + 5 + 1; 1 + 5"),
-        ((1,), 32, True, 18, "15, and three biases"),
         ((1,), 100, False, 19, "1 + 1; 1 + 7 + 1; 1 + 7"),
-        ((1,), 100, True, 22, "19, and three biases"),
-        ((32,), 8, False, 16, "11, the first dot over 32: + 5"),
         ((32,), 100, True, 27, "22, the first dot over 32: + 5"),
-        ((4, 784), 8, True, 24, "14, the first dot over 784: + 10, rows side by side"),
-        ((4, 784), 32, False, 25, "15, the first dot over 784: + 10"),
-        ((4, 784), 100, False, 29, "19, the first dot over 784: + 10"),
+        ((4, 784), 32, False, 25, "15, the first dot over 784: + 10, rows side by side"),
     ],
 )
 def test_flax_mlp(nn, shape, hidden, bias, expected, why):
@@ -72,9 +59,8 @@ def unrolled(w, h, xs):
     return h, jnp.stack(ys)
 
 
-@pytest.mark.parametrize(
-    "argument", [0, 1]
-)  # through xs the unrolled program adds slices up, one by one
+# Through xs the unrolled program adds slices up, one by one.
+@pytest.mark.parametrize("argument", [0, 1])
 def test_the_gradient_of_a_recurrent_network_is_that_of_the_unrolled_one(argument):
     args = f(1, 1), f(1), f(10, 1)
     rolled, plain = (

@@ -1,5 +1,6 @@
 """Seconds derived by hand for a device of round figures, and how they follow from each."""
 
+import functools
 import math
 
 import jax
@@ -46,9 +47,9 @@ def unrolled(unroll):
     return lambda x: lax.scan(lambda x, _: (lax.sin(x), None), x, length=8, unroll=unroll)[0]
 
 
-def vectors(x, w):
-    """Products of a vector, four in a trip."""
-    return lax.scan(lambda x, w: (lax.sin(x @ w), None), x, w, unroll=4)[0]
+def layers_of(unroll):
+    """A product, which reads a slice of the weights, and what is elementwise; so many in a trip."""
+    return lambda x, w: lax.scan(lambda x, w: (lax.sin(x @ w), None), x, w, unroll=unroll)[0]
 
 
 def until(x):
@@ -59,169 +60,97 @@ def counted(x):
     return lax.while_loop(lambda s: s[0] < 9, lambda s: (s[0] + 1, lax.sin(s[1])), (0, x))[1]
 
 
-def layers(x, w):
-    """A product, which reads a slice of the weights, and what is elementwise."""
-    return lax.scan(lambda x, w: (lax.sin(x @ w), None), x, w)[0]
-
-
 def choice(p, x):
     return lax.cond(p, lambda x: lax.sin(x @ x), lax.sin, x)
 
 
 large = jax.jit(lambda x: sines(x, 400))
 W, X, Y, D = f(8, 8), f(8), f(4, 8), f(8, dtype="float64")
-BATCH = (f(9, 4, 6), f(9, 6, 5))
+CALL, LAUNCH, TRAFFIC = {"call_latency": 7.0}, {"kernel_latency": 10.0}, {"bandwidth": 8.0}
+SINES, SUMS = {"transcendental": 2.0}, {"arithmetic": 4.0}
+
+
+def vector(**rates):
+    return {"vector_rates": rates}
+
+
+def steps(**more):
+    """The figures of a loop, and latencies of its steps."""
+    return {
+        **LOOPS,
+        "step_latencies": STEPS | {name.replace("_", " "): s for name, s in more.items()},
+    }
+
+
+def product(x, w):
+    return loop(lambda x: x @ w, 9)(x)
+
+
+def branches(p, x):
+    return lax.scan(lambda x, p: (choice(p, x), None), x, p)[0]
+
+
+PRODUCTS = {"rates": {"float32": 64.0, "float64": 16.0}}
 CASES = {
     # call and launches
-    "call": (lambda x: x, (X,), {"call_latency": 7.0}, 7),
-    "no output": (lambda x: None, (X,), {"call_latency": 7.0, "kernel_latency": 10.0}, 7),
-    "call and a kernel": (lax.sin, (X,), {"call_latency": 7.0, "kernel_latency": 10.0}, 17),
-    "chain, product, chain": (
-        lambda w, x: lax.sin(lax.sin(x) @ w),
-        (W, Y),
-        {"kernel_latency": 10.0},
-        30,
+    "no output": (lambda x: None, (X,), CALL | LAUNCH, 7),
+    "call and a kernel": (lax.sin, (X,), CALL | LAUNCH, 17),
+    "chain, product, chain": (lambda w, x: lax.sin(lax.sin(x) @ w), (W, Y), LAUNCH, 30),
+    "a large call, twice": (lambda x: large(large(x)), (X,), CALL | LAUNCH, 27),
+    "a batch": (
+        jax.vmap(jnp.matmul),
+        (f(9, 4, 6), f(9, 6, 5)),
+        LAUNCH | {"piece_latency": 2.0},
+        26,
     ),
-    "calls": (
-        jax.jit(lambda x: jax.jit(lax.sort)(jax.jit(lax.sin)(x))),
-        (X,),
-        {"kernel_latency": 10.0},
-        20,
-    ),
-    "a large call, twice": (
-        lambda x: large(large(x)),
-        (X,),
-        {"kernel_latency": 10.0, "call_latency": 7.0},
-        27,
-    ),
-    "a batch": (jax.vmap(jnp.matmul), BATCH, {"kernel_latency": 10.0, "piece_latency": 2.0}, 26),
     # work
-    "sines": (lax.sin, (X,), {"vector_rates": {"transcendental": 2.0}}, 4),
-    "sines of doubles": (lax.sin, (D,), {"vector_rates": {"transcendental": 2.0}}, 8),
-    "sines by the rate of sums": (lax.sin, (X,), {"vector_rates": {"arithmetic": 20.0}}, 4),
-    "sums": (lambda x: x + x, (X,), {"vector_rates": {"arithmetic": 4.0}}, 2),
+    "sines": (lax.sin, (X,), vector(**SINES), 4),
+    "sines of doubles": (lax.sin, (D,), vector(**SINES), 8),
+    "sines by the rate of sums": (lax.sin, (X,), vector(arithmetic=20.0), 4),
     "sums by the rate of products": (lambda x: x + x, (X,), {"rates": {"float32": 4.0}}, 2),
     "classes add up": (
         lambda x: lax.reduce_sum(lax.sin(x) + x, (0,)),
-        (X,),
-        {"vector_rates": {"arithmetic": 4.0, "transcendental": 2.0, "reduction": 7.0}},
-        7,
+        *((X,), vector(**SUMS, **SINES, reduction=7.0), 7),
     ),
-    "a transposition": (lambda x: x.T, (Y,), {"vector_rates": {"move": 4.0}}, 8),
-    "a cumulative sum": (lax.cumsum, (X,), {"vector_rates": {"cumulative": 4.0}}, 2),
-    "product": (lambda w, x: x @ w, (W, Y), {"rates": {"float32": 64.0}}, 8),
-    "product of doubles": (
-        lambda w, x: w @ x,
-        (f(8, 8, dtype="float64"), D),
-        {"rates": {"float32": 64.0, "float64": 16.0}},
-        8,
-    ),
+    "a transposition": (lambda x: x.T, (Y,), vector(move=4.0), 8),
+    "a cumulative sum": (lax.cumsum, (X,), vector(cumulative=4.0), 2),
+    "product": (lambda w, x: x @ w, (W, Y), PRODUCTS, 8),
+    "product of doubles": (lambda w, x: w @ x, (f(8, 8, dtype="float64"), D), PRODUCTS, 8),
     # traffic
-    "traffic": (lax.sin, (X,), {"bandwidth": 8.0}, 8),
-    "work over traffic": (
-        lax.sin,
-        (X,),
-        {"bandwidth": 32.0, "vector_rates": {"transcendental": 2.0}},
-        4,
-    ),
-    "traffic over work": (
-        lax.sin,
-        (X,),
-        {"bandwidth": 8.0, "vector_rates": {"transcendental": 2.0}},
-        8,
-    ),
+    "work over traffic": (lax.sin, (X,), {"bandwidth": 32.0} | vector(**SINES), 4),
+    "traffic over work": (lax.sin, (X,), TRAFFIC | vector(**SINES), 8),
     "launch and the slower": (
-        lax.sin,
-        (X,),
-        {"bandwidth": 8.0, "rates": {"float32": 1.0}, "kernel_latency": 1.0},
-        81,
+        *(lax.sin, (X,), TRAFFIC | {"rates": {"float32": 1.0}, "kernel_latency": 1.0}, 81),
     ),
-    "from the cache": (lax.sin, (X,), {"bandwidth": 8.0, "cache_bandwidth": 32.0, "cache": 64}, 2),
-    "beyond the cache": (
-        lax.sin,
-        (X,),
-        {"bandwidth": 8.0, "cache_bandwidth": 32.0, "cache": 63},
-        8,
-    ),
-    "a slice": (lambda x: x[2:5], (f(10**6),), {"bandwidth": 8.0}, 3),
+    "from the cache": (lax.sin, (X,), TRAFFIC | {"cache_bandwidth": 32.0, "cache": 64}, 2),
+    "beyond the cache": (lax.sin, (X,), TRAFFIC | {"cache_bandwidth": 32.0, "cache": 63}, 8),
+    "a slice": (lambda x: x[2:5], (f(10**6),), TRAFFIC, 3),
+    "no elements": (lambda x: x * 2, (f(0),), TRAFFIC | LAUNCH, 10.5),
     # loops
     "scan": (loop(lax.sin, 9), (X,), LOOPS, 117),
-    "scan, its work": (
-        loop(lax.sin, 9),
-        (X,),
-        {**LOOPS, "vector_rates": {"transcendental": 2.0}},
-        153,
-    ),
-    "scan of no steps": (loop(lax.sin, 0), (X,), {**LOOPS, "call_latency": 7.0}, 7),
-    "scan of 10^9": (loop(lax.sin, 10**9), (X,), LOOPS, 13e9),
+    "scan, its work": (loop(lax.sin, 9), (X,), LOOPS | vector(**SINES), 153),
+    "scan of no steps": (loop(lax.sin, 0), (X,), LOOPS | CALL, 7),
     "nested": (loop(lambda x: loop(lax.sin, 3)(x) * 2, 4), (X,), LOOPS, 208),
     "scan, unrolled": (unrolled(4), (X,), LOOPS, 26),
     "scan, unrolled unevenly": (unrolled(3), (X,), LOOPS, 28),
-    "layers, unrolled": (
-        lambda x, w: lax.scan(lambda x, w: (lax.sin(x @ w), None), x, w, unroll=4)[0],
-        (Y, f(8, 8, 8)),
-        LOOPS,
-        126,
-    ),
-    "scan, without a loop": (unrolled(True), (X,), {**LOOPS, "step_latencies": STEPS}, 80),
-    "vectors, unrolled": (vectors, (X, f(8, 8, 8)), LOOPS, 66),
-    "long vectors, unrolled": (vectors, (f(64), f(8, 64, 64)), LOOPS, 126),
-    "steps": (loop(lax.sin, 9), (X,), {**LOOPS, "step_latencies": STEPS}, 36),
-    "steps of two kinds": (
-        loop(lambda x: x - jnp.max(x), 9),
-        (X,),
-        {**LOOPS, "step_latencies": STEPS},
-        54,
-    ),
-    "steps of short products": (
-        lambda x, w: loop(lambda x: x @ w, 9)(x),
-        (X, W),
-        {**LOOPS, "step_latencies": {**STEPS, "short vector product": 1.0}},
-        45,
-    ),
-    "steps of longer products": (
-        lambda x, w: loop(lambda x: x @ w, 9)(x),
-        (X, W),
-        {**LOOPS, "step_latencies": {**STEPS, "short vector product": 2.0}},
-        54,
-    ),
-    "steps of sines": (
-        loop(lax.sin, 9),
-        (X,),
-        {**LOOPS, "step_latencies": {**STEPS, "transcendental": 7.0}},
-        99,
-    ),
-    "steps before a loop": (
-        lambda x: loop(lax.sin, 9)(lax.sort(x)),
-        (X,),
-        {**LOOPS, "step_latencies": STEPS},
-        46,
-    ),
-    "layers": (layers, (Y, f(7, 8, 8)), LOOPS, 231),
-    "layers, steps": (layers, (Y, f(7, 8, 8)), {**LOOPS, "step_latencies": STEPS}, 63),
-    "layers, steps beside a product": (
-        layers,
-        (Y, f(7, 8, 8)),
-        {**LOOPS, "step_latencies": {**STEPS, "beside product": 6.0}},
-        133,
-    ),
+    "layers, unrolled": (layers_of(4), (Y, f(8, 8, 8)), LOOPS, 126),
+    "scan, without a loop": (unrolled(True), (X,), steps(), 80),
+    "vectors, unrolled": (layers_of(4), (X, f(8, 8, 8)), LOOPS, 66),
+    "long vectors, unrolled": (layers_of(4), (f(64), f(8, 64, 64)), LOOPS, 126),
+    "steps": (loop(lax.sin, 9), (X,), steps(), 36),
+    "steps of two kinds": (loop(lambda x: x - jnp.max(x), 9), (X,), steps(), 54),
+    "steps of short products": (product, (X, W), steps(short_vector_product=1.0), 45),
+    "steps of longer products": (product, (X, W), steps(short_vector_product=2.0), 54),
+    "steps of sines": (loop(lax.sin, 9), (X,), steps(transcendental=7.0), 99),
+    "steps before a loop": (lambda x: loop(lax.sin, 9)(lax.sort(x)), (X,), steps(), 46),
+    "layers": (layers_of(1), (Y, f(7, 8, 8)), LOOPS, 231),
+    "layers, steps": (layers_of(1), (Y, f(7, 8, 8)), steps(), 63),
+    "layers, steps beside": (layers_of(1), (Y, f(7, 8, 8)), steps(beside_product=6.0), 133),
     "counted while": (counted, (X,), LOOPS, 117),
     # branches
-    "the slowest branch": (choice, (b(), W), {"kernel_latency": 10.0}, 20),
-    "branches in a loop": (
-        lambda p, x: lax.scan(lambda x, p: (choice(p, x), None), x, p)[0],
-        (b(5), W),
-        LOOPS,
-        115,
-    ),
-    "the one with nothing to do": (
-        lambda n, x: lax.switch(n, [lambda x: x] * 2, x),
-        (i(), X),
-        {"kernel_latency": 10.0},
-        0,
-    ),
-    # sizes
-    "no elements": (lambda x: x * 2, (f(0),), {"bandwidth": 8.0, "kernel_latency": 10.0}, 10.5),
+    "the slowest branch": (choice, (b(), W), LAUNCH, 20),
+    "branches in a loop": (branches, (b(5), W), LOOPS, 115),
+    "nothing to do": (lambda n, x: lax.switch(n, [lambda x: x] * 2, x), (i(), X), LAUNCH, 0),
 }
 
 
@@ -271,7 +200,25 @@ def test_what_is_no_device_is_refused(device):
         depth.predict(depth.Cost(), device)
 
 
-# -- what is measured has the units of what is predicted ------------------------------------------
+def products(times):
+    """So many kernels in a row."""
+    return lambda x, w: functools.reduce(lambda x, _: x @ w, range(times), x)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "expected"),
+    [
+        (products(5), (Y, W), 10 + 5 * 2),
+        (products(4), (Y, W), 4 * 10),
+        (loop(lambda x: products(6)(x, x), 9), (W,), 9 * (3 + 10 + 6 * 2)),
+        (loop(lax.sin, 9), (X,), 9 * (3 + 10)),
+        (layers_of(8), (X, f(16, 8, 8)), 2 * (3 + 10) + 16 * (2 + 2 + 2) / 4),
+        (layers_of(True), (X, f(4, 8, 8)), 10 + 4 * (2 + 2 + 2)),
+    ],
+    ids=["a graph", "too few", "each trip", "too few each trip", "unrolled", "no loop is left"],
+)
+def test_five_kernels_in_a_row_are_launched_at_once(program, arguments, expected):
+    assert seconds(program, *arguments, **LOOPS, node_latency=2.0) == expected
 
 
 def test_an_unrolled_loop_may_be_too_large_to_be_compiled_as_one_piece():

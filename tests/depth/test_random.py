@@ -39,40 +39,30 @@ def check(*jaxprs, trips=None):
         assert tuple(value.depth for value in values) == expected
         assert cost.by_output == expected
         assert cost.exact
-        assert (
-            cost.depth == max(expected, default=0) == sum(row.depth for row in cost.critical_path)
-        )
+        assert cost.depth == max(expected, default=0)
+        assert cost.depth == sum(row.depth for row in cost.critical_path)
         assert sum(row.work for row in cost.critical_path) <= cost.work
         count, share = Counter(), Counter()
         for row in cost.critical_path:
             count[row.primitive] += row.count
             share[row.primitive] += row.depth
         paths = join(values).paths if values else {()}
-        assert (
-            paths is None
-            or tuple((name, count[name], share[name]) for name in sorted(count)) in paths
-        )
+        path = tuple((name, count[name], share[name]) for name in sorted(count))
+        assert paths is None or path in paths
     return costs
 
 
 # -- scans ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_scan_is_its_unrolled_program(seed):
-    program = random_program(seed)
-    check(program.traced(), program.traced(unroll=True))
+SCANS = {"short": (0, {}), "long": (1000, {"longest": 40}), "nested": (2000, {"nesting": 2})}
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_long_scan_is_its_unrolled_program(seed):
-    program = random_program(1000 + seed, longest=40)
-    check(program.traced(), program.traced(unroll=True))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_scans_branches_calls_and_loops_in_a_scan(seed):
-    program = random_program(2000 + seed, nesting=2)
+@pytest.mark.parametrize("seed", range(7))
+@pytest.mark.parametrize("kind", SCANS)
+def test_a_scan_is_its_unrolled_program(kind, seed):
+    first, options = SCANS[kind]
+    program = random_program(first + seed, **options)
     check(program.traced(), program.traced(unroll=True))
 
 
@@ -190,47 +180,35 @@ def test_a_while_loop_is_one_branch_after_another(seed):
     check(*jaxprs, trips=trips)
 
 
-COUNTERS = {
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "ne": operator.ne,
-}
+OPPOSITE = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 
 
-@pytest.mark.parametrize("name", COUNTERS)
+@pytest.mark.parametrize("name", OPPOSITE)
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_counters_prove_how_often_a_loop_turns(name, mirrored):
     """The counter, and a value that is one operation deeper each trip: both wait for every test."""
-    opposite = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}[name]
     for seed in range(8):
         rng = np.random.default_rng(seed)
         start, bound, step = (int(n) for n in rng.integers((-9, -9, 1), (10, 10, 4)))
         step = -step if name in ("gt", "ge") else step
         bound = start + step * abs(bound) if name == "ne" else bound
         trips, counter = 0, start
-        while COUNTERS[name](counter, bound):
+        while getattr(operator, name)(counter, bound):
             trips, counter = trips + 1, counter + step
 
         def more(state, bound=bound):
             bound = np.int32(bound)
-            return (
-                getattr(lax, opposite)(bound, state[0])
-                if mirrored
-                else getattr(lax, name)(state[0], bound)
-            )
+            if mirrored:
+                return getattr(lax, OPPOSITE[name])(bound, state[0])
+            return getattr(lax, name)(state[0], bound)
 
         def trip(state, step=step):
             return state[0] + np.int32(step), lax.sin(state[1])
 
         late = int(rng.integers(0, 8))
         count, value = 0, late
-        for _ in range(trips):
-            count, value = (
-                count + 2,
-                max(count + 1, value) + 1,
-            )  # test, add; the sine after the test
+        for _ in range(trips):  # test, add; the sine after the test
+            count, value = count + 2, max(count + 1, value) + 1
         jaxpr = jax.make_jaxpr(
             lambda x, s=start, k=late: lax.while_loop(more, trip, (np.int32(s), deeper(x, k)))
         )(SCALAR)
@@ -245,24 +223,20 @@ def check_bound(jaxpr, seed):
     For all numbers, and if they differ each time that a loop is met.
     """
     bound, rng = analyze_jaxpr(jaxpr), np.random.default_rng(seed)
-    assert (
-        sum(row.depth for row in bound.critical_path)
-        == bound.depth
-        == max(bound.by_output, default=0)
-    )
+    assert sum(row.depth for row in bound.critical_path) == bound.depth == max(bound.by_output)
+
+    def is_below(depths):
+        return all(least <= depth for least, depth in zip(bound.by_output, depths, strict=True))
+
     for trips in (0, 1, 2, 3, 7):
         full = analyze_jaxpr(jaxpr, trip_counts=trips)
         assert full.exact
         assert full.by_output == tuple(value.depth for value in evaluate(jaxpr, trips=trips))
-        assert all(
-            least <= depth for least, depth in zip(bound.by_output, full.by_output, strict=True)
-        ), trips
+        assert is_below(full.by_output), trips
         assert (bound.work, bound.bytes) <= (full.work, full.bytes)
     for _ in range(3):
         values = evaluate(jaxpr, trips=lambda: int(rng.integers(4)))
-        assert all(
-            least <= value.depth for least, value in zip(bound.by_output, values, strict=True)
-        )
+        assert is_below(value.depth for value in values)
     return bound
 
 
@@ -278,9 +252,6 @@ def test_loops_in_loops_in_branches_without_numbers_of_turns_are_a_lower_bound(s
     check_bound(program.traced(), seed)
 
 
-# -- loops and branches made from their matrices --------------------------------------------------
-
-
 # -- work and traffic -----------------------------------------------------------------------------
 
 
@@ -293,20 +264,15 @@ def on_arguments_at_once(seed, **options):
 def test_slices_and_stacks_are_no_work(nesting):
     for seed in range(15):
         program = on_arguments_at_once(6000 + seed, nesting=nesting)
-        loop, around = (
-            program.loop,
-            [analyze_jaxpr(program.traced(unroll)) for unroll in (False, True)],
-        )
+        loop = program.loop
+        rolled, plain = (analyze_jaxpr(program.traced(unroll)) for unroll in (False, True))
         inputs = [
             jax.ShapeDtypeStruct(s.shape[i >= loop.consts + loop.carry :], s.dtype)
             for i, s in enumerate(program.args)
         ]
         body = analyze_jaxpr(jax.make_jaxpr(lambda *v, body=loop.body: body(*v))(*inputs))
-        assert (around[0].work, around[0].bytes) == (
-            loop.length * body.work,
-            loop.length * body.bytes,
-        )
-        assert nesting or around[1].work == around[0].work
+        assert (rolled.work, rolled.bytes) == (loop.length * body.work, loop.length * body.bytes)
+        assert nesting or plain.work == rolled.work
 
 
 def test_every_turn_and_the_test_that_ends_the_loop_are_work():
@@ -319,18 +285,14 @@ def test_every_turn_and_the_test_that_ends_the_loop_are_work():
     loop = jax.make_jaxpr(
         lambda x: lax.while_loop(lambda x: lax.lt(lax.sin(x)[0], 0.5), lax.cos, x)
     )(np.ones(3))
-    assert [analyze_jaxpr(loop, trip_counts=trips).work for trips in (0, 1, 5)] == [
-        4,
-        4 + 7,
-        4 + 5 * 7,
-    ]
+    works = [analyze_jaxpr(loop, trip_counts=trips).work for trips in (0, 1, 5)]
+    assert works == [4, 4 + 7, 4 + 5 * 7]
 
 
 def test_loops_in_loops_pass_64_bits():
     def grown(x, levels):
-        return lax.scan(
-            lambda c, _: (grown(c, levels - 1) if levels else lax.sin(c), None), x, length=10**9
-        )[0]
+        inner = (lambda c: grown(c, levels - 1)) if levels else lax.sin
+        return lax.scan(lambda c, _: (inner(c), None), x, length=10**9)[0]
 
     cost = analyze_jaxpr(jax.make_jaxpr(lambda x: grown(x, 3))(SCALAR))
     assert cost.depth == cost.work == 10**36
