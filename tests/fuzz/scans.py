@@ -6,6 +6,7 @@ its leaves, each of its own kind and size.
 """
 
 import dataclasses
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +42,6 @@ FORWARD, REVERSE = (
     ),
 )
 NAMED = "vmapped", "on a mesh", "vmapped gradient", "gradient on a mesh"  # with an axis of examples
-SIMPLEST_METHODS, SIMPLEST_CHECKS = ('"auto"', '"newton"'), ("value", "gradient")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +63,7 @@ class Leaf:
     @property
     def ends(self) -> int:
         """How many numbers."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     def initial(self, salt: int) -> str:
         """Its literal."""
@@ -232,134 +229,89 @@ def nested(numbers: list[float], shape: tuple[int, ...]) -> str:
     """A literal of that shape."""
     if not shape:
         return repr(numbers[0])
-    rows = len(numbers) // shape[0]
-    return (
-        "["
-        + ", ".join(nested(numbers[i * rows : (i + 1) * rows], shape[1:]) for i in range(shape[0]))
-        + "]"
-    )
+    size = len(numbers) // shape[0]
+    rows = (numbers[i * size : (i + 1) * size] for i in range(shape[0]))
+    return f"[{', '.join(nested(row, shape[1:]) for row in rows)}]"
 
 
 def valid(program: Scan) -> Scan:
-    """The same, differentiated by nothing that it does not read."""
-    there = ["w"] * any(
-        "{w}" in node.does.text or "{c}" in node.does.text for node in program.used
-    ) + ["init"]
-    there += ["u"] * ("u" in program.vectors)
+    """The same, without what is not there: read as the first leaf, or left out of the results."""
+    leaves, first = [leaf.name for leaf in program.leaves], program.leaves[0].name
+    known, nodes = {*leaves, "u"}, []
+    for node in program.nodes:
+        a, b = (name if name in known else first for name in (node.a, node.b))
+        nodes.append(dataclasses.replace(node, a=a, b=b))
+        known.add(node.name)
+    fed = [
+        leaf if leaf.feed in (*known, "") else dataclasses.replace(leaf, feed=first)
+        for leaf in program.leaves
+    ]
+    returned = {*known, "one", "i"} | {f"{age} {name}" for name in leaves for age in ("new", "old")}
+    outputs = tuple(output for output in program.outputs if output in returned)
+    if program.through == "solve":
+        outputs = tuple(f"new {name}" for name in leaves)
+    program = dataclasses.replace(program, leaves=tuple(fed), nodes=tuple(nodes), outputs=outputs)
+    names = {f"last {name}" for name in leaves} | {f"ys {i}" for i in program.floating}
+    weighs = any("{w}" in node.does.text or "{c}" in node.does.text for node in program.used)
+    there = {"init", *["w"] * weighs, *program.vectors & {"u"}}
+    loss = tuple(term for term in program.loss if term in names) or (f"last {first}",)
     wrt = tuple(name for name in program.wrt if name in there) or ("init",)
-    names = {f"last {leaf.name}" for leaf in program.leaves} | {f"ys {i}" for i in program.floating}
-    loss = tuple(term for term in program.loss if term in names) or (
-        f"last {program.leaves[0].name}",
-    )
     return dataclasses.replace(program, wrt=wrt, loss=loss)
+
+
+# By field, what is simpler, the simplest first.
+SIMPLER: dict[str, tuple[Any, ...]] = {
+    "reverse": (False,),
+    "batch": (0,),
+    "wrapped": ("",),
+    "through": ("scan",),
+    "dtype": ("float32",),
+    "adjoint": ('"auto"',),
+    "method": ('"auto"', '"newton"'),
+    "check": ("value", "gradient"),
+    "salt": (0,),
+    "n": (2,),
+    "length": (1, 2, 3, 5),
+    # of a leaf
+    "scale": (1.0,),
+    "bound": ("",),
+    "feed": ("",),
+    "kind": ("contracting",),
+    "shape": ((),),
+}
+PARTS = "leaves", "nodes", "outputs", "loss", "wrt"
 
 
 def smaller(program: Scan) -> Iterator[Scan]:
     """Simpler programs, the greatest steps first."""
-    for candidate in _smaller(program):
-        candidate = valid(candidate)
-        if candidate != program:
-            yield candidate
-
-
-def _smaller(program: Scan) -> Iterator[Scan]:
-    def replaced(**fields: object) -> Scan:
-        return dataclasses.replace(program, **fields)  # type: ignore[arg-type]
-
-    plain = {
-        "reverse": False,
-        "batch": 0,
-        "wrapped": "",
-        "through": "scan",
-        "dtype": "float32",
-        "adjoint": '"auto"',
-    }
-    effects = tuple(node for node in program.used if node.does.has_effect)
-    bare = replaced(nodes=effects)
-    for node in program.nodes:
-        bare = bare if node in effects else renamed(bare, node.name, node.a)
-    simple = dataclasses.replace(bare, leaves=tuple(map(_simple, bare.leaves)))
-    yield dataclasses.replace(simple, length=1, n=2, **plain)  # type: ignore[arg-type]
-    yield simple
-    yield bare
-    yield replaced(**plain)
-    yield replaced(salt=0)
-    for leaf in program.leaves[1:] if len(program.leaves) > 1 else ():
-        yield _without_leaf(program, leaf.name)
-    if len(program.leaves) > 1:
-        yield _without_leaf(program, program.leaves[0].name)
-    yield replaced(nodes=tuple(program.used))
-    for node in program.nodes:
-        yield renamed(
-            replaced(nodes=tuple(other for other in program.nodes if other != node)),
-            node.name,
-            node.a,
-        )
-    for name, value in plain.items():
-        yield replaced(**{name: value})
-    for method in SIMPLEST_METHODS[: _index(program.method, SIMPLEST_METHODS)]:
-        yield replaced(method=method)
-    for check in SIMPLEST_CHECKS[: _index(program.check, SIMPLEST_CHECKS)]:
-        yield replaced(check=check)
-    for length in (1, 2, 3, 5, program.length // 2, program.length - 1):
-        if 0 < length < program.length:
-            yield replaced(length=length)
-    if program.n > 2:
-        yield replaced(n=2)
-    for fields in ("outputs", "loss", "wrt"):
-        have = getattr(program, fields)
-        if fields == "outputs" and program.through == "solve":
-            continue
-        for one in have:
-            rest = tuple(other for other in have if other != one)
-            if rest or fields == "outputs":
-                loss = () if fields == "outputs" else program.loss
-                yield replaced(**{"loss": loss, fields: rest})
+    simple = {name: values[0] for name, values in SIMPLER.items()}
+    effects = tuple(node for node in program.nodes if node.does.has_effect)
+    plain = {name: simple[name] for name in ("reverse", "batch", "wrapped", "dtype", "adjoint")}
+    bare = dataclasses.replace(program, nodes=effects)
+    leaves = tuple(_replaced(leaf, **simple) for leaf in program.leaves)
+    found = [_replaced(bare, leaves=leaves, length=1, n=2, **plain), _replaced(bare, leaves=leaves)]
+    found += [bare, _replaced(program, **plain)]
+    for name in PARTS:
+        parts = getattr(program, name)
+        rest = [parts[:i] + parts[i + 1 :] for i in range(len(parts))]
+        found += [_replaced(program, **{name: each}) for each in rest if each or name != "leaves"]
+    found += _simpler(program)
     for i, leaf in enumerate(program.leaves):
-        simpler = [
-            ("shape", ()),
-            ("shape", (program.n,)),
-            ("scale", 1.0),
-            ("bound", ""),
-            ("feed", ""),
-            ("kind", "contracting"),
-        ]
-        for name, value in simpler:
-            if name == "shape" and (
-                leaf.shape == () or (value == () and leaf.kind == "zeros that would grow")
-            ):
-                continue
-            changed = dataclasses.replace(leaf, **{name: value})  # type: ignore[arg-type]
-            yield replaced(leaves=(*program.leaves[:i], changed, *program.leaves[i + 1 :]))
+        before, after = program.leaves[:i], program.leaves[i + 1 :]
+        found += [_replaced(program, leaves=(*before, one, *after)) for one in _simpler(leaf)]
+    return (candidate for candidate in map(valid, found) if candidate != program)
 
 
-def _simple(leaf: Leaf) -> Leaf:
-    return dataclasses.replace(leaf, kind="contracting", shape=(), scale=1.0, feed="", bound="")
+def _replaced(part: Any, **fields: Any) -> Any:
+    """With those of the fields that it has."""
+    own = {field.name for field in dataclasses.fields(part)}
+    return dataclasses.replace(part, **{name: x for name, x in fields.items() if name in own})
 
 
-def _index(value: str, simplest: tuple[str, ...]) -> int:
-    return simplest.index(value) if value in simplest else len(simplest)
-
-
-def _without_leaf(program: Scan, name: str) -> Scan:
-    rest = tuple(leaf for leaf in program.leaves if leaf.name != name)
-    outputs = tuple(
-        output for output in program.outputs if output not in (f"new {name}", f"old {name}")
-    )
-    return renamed(dataclasses.replace(program, leaves=rest, outputs=outputs), name, rest[0].name)
-
-
-def renamed(program: Scan, old: str, new: str) -> Scan:
-    """Who reads the vector ``old`` reads ``new``."""
-
-    def name(given: str) -> str:
-        return new if given == old else given
-
-    return dataclasses.replace(
-        program,
-        leaves=tuple(dataclasses.replace(leaf, feed=name(leaf.feed)) for leaf in program.leaves),
-        nodes=tuple(
-            dataclasses.replace(node, a=name(node.a), b=name(node.b)) for node in program.nodes
-        ),
-        outputs=tuple(dict.fromkeys(map(name, program.outputs))),
-    )
+def _simpler(part: Any) -> Iterator[Any]:
+    """With one field simpler."""
+    for name, values in SIMPLER.items():
+        value = getattr(part, name, None)
+        for simpler in values[: values.index(value)] if value in values else values:
+            if value is not None and not (name == "length" and simpler >= value):
+                yield _replaced(part, **{name: simpler})

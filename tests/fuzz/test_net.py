@@ -44,39 +44,25 @@ def without_effects(_):
     return scan
 
 
-def is_short(program):
+def fits(program, check, seen=""):
     """Compiled fast, and not the smallest yet."""
-    return len(program.leaves) == 2 and len(program.used) == 1 and program.length <= 3
-
-
-def is_seen(program):
-    return (
-        is_short(program)
-        and any(node.operation.startswith("debug.callback") for node in program.used)
-        and program.check == "value"
-    )
-
-
-def is_valued(program):
-    return is_short(program) and program.check == "value"
+    short = len(program.leaves) == 2 and len(program.used) == 1 and program.length <= 3
+    return short and program.check == check and program.used[0].operation.startswith(seen)
 
 
 PLANTED = {
-    "off by little": (off_by_little, is_valued, "is wrong"),
-    "no derivative": (
-        without_derivative,
-        lambda program: is_short(program) and program.check == "gradient",
-        "is wrong",
-    ),
-    "no effects": (without_effects, is_seen, "has other effects"),
+    "off by little": (off_by_little, ("value",), "is wrong"),
+    "no derivative": (without_derivative, ("gradient",), "is wrong"),
+    "no effects": (without_effects, ("value", "debug.callback"), "has other effects"),
 }
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_is_found(name):
-    planted, fits, kind = PLANTED[name]
+    planted, looks, kind = PLANTED[name]
     fails = partial(net.find_failure, spoil=planted)
-    for program in itertools.islice(filter(fits, map(draw, itertools.count(100))), 5):
+    fitting = (program for program in map(draw, itertools.count(100)) if fits(program, *looks))
+    for program in itertools.islice(fitting, 5):
         failure = fails(program)
         if failure is not None and failure.kind == kind:
             break
