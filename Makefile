@@ -1,4 +1,4 @@
-# make demo | test | fuzz | parity | lint | docs | bench | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
+# make demo | check | test | fuzz | parity | lint | docs | bench | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,11 +13,12 @@ INSTALL := install --no-compile
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz parity lint docs bench package clean
+.PHONY: help demo check test fuzz parity lint docs bench package clean
 
 help:
 	@echo "make demo      train a deep network on handwritten digits, layer by layer and with deeppcr"
-	@echo "make test      run the tests"
+	@echo "make check     run the two-minute part of the tests: scan, gradients, forward, solvers, and the rules of the house"
+	@echo "make test      run the tests (about six minutes on two cores)"
 	@echo "make fuzz      try random programs for SECONDS=60, and print the smallest that fail"
 	@echo "make parity    compare schedulers and networks with diffusers and torch, which it installs first (1 GB)"
 	@echo "make lint      ruff and mypy"
@@ -39,8 +40,16 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(PY) -m experiments resnet --quick --parts training --steps 1000
 
+TESTS := $(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal --quiet
+# What most changes break, if they break anything.
+CHECKED := tests/drop_in tests/adjoint tests/linear tests/newton tests/layers/test_forward.py \
+	tests/test_scan.py tests/test_transformations.py tests/test_bad_input.py tests/test_house.py
+
+check: $(STAMP)
+	@$(TESTS) $(CHECKED)
+
 test: $(STAMP)
-	@$(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal --quiet
+	@$(TESTS)
 
 SECONDS ?= 60
 
