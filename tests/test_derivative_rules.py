@@ -203,18 +203,13 @@ def test_a_rule_that_looks_at_zeros_sees_those_of_each_derivative(way):
         assert_agree(found, expected)
 
 
-OF_JAX = {
-    "relu": jax.nn.relu,
-    "softplus": jax.nn.softplus,
-    "silu": jax.nn.silu,
-    "logaddexp": lambda x: jnp.logaddexp(x, 1.0),
-    "xlogy": lambda x: jax.scipy.special.xlogy(x, x),
-}
+def of_jax(x):
+    x = jax.nn.silu(jax.nn.softplus(jax.nn.relu(x)))
+    return jax.scipy.special.xlogy(jnp.logaddexp(x, 1.0), x)
 
 
-@pytest.mark.parametrize("name", OF_JAX)
-def test_rules_of_jax_are_the_derivatives(name):
-    assert not has_users_rule(jax.make_jaxpr(OF_JAX[name])(0.5).jaxpr)
+def test_rules_of_jax_are_the_derivatives():
+    assert not has_users_rule(jax.make_jaxpr(of_jax)(0.5).jaxpr)
 
 
 def test_rules_of_users_may_be_anything():

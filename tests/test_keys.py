@@ -11,7 +11,6 @@ import deeppcr
 from tests.problems import assert_agree, normal
 
 L, Z0 = 7, normal(0, 3)
-OTHERS = ["rbg", "unsafe_rbg"]
 
 
 def noisy(z, key):
@@ -19,63 +18,44 @@ def noisy(z, key):
     return z, z.sum()
 
 
-def folded(key):
-    def step(z, i):
-        return noisy(z, jax.random.fold_in(key, i))
-
-    return step, jnp.arange(L)
+def of_a_state(z, state):
+    bits = lax.rng_bit_generator(state, z.shape)[1]
+    return jnp.sin(z + bits.astype(z.dtype) / 2**32), None
 
 
-def of_a_state(key):
-    def step(z, state):
-        bits = lax.rng_bit_generator(state, z.shape)[1]
-        return jnp.sin(z + bits.astype(z.dtype) / 2**32), None
-
-    return step, jax.random.bits(key, (L, 4), jnp.uint32)
+def in_a_branch(z, key):
+    return lax.cond(z[0] > 0, noisy, lambda z, key: (z - 0.5, 0.0), z, key)
 
 
-def in_a_branch(key):
-    def step(z, key):
-        return lax.cond(z[0] > 0, noisy, lambda z, key: (z - 0.5, 0.0), z, key)
-
-    return step, jax.random.split(key, L)
-
-
-def both(scan, step, xs, **options):
-    def loss(z):
-        last, ys = scan(step, z, xs, **options)
-        return sum(y.sum() for y in jax.tree.leaves((last, ys)))
-
-    return jax.value_and_grad(loss)(Z0)
-
-
-@pytest.mark.parametrize("impl", OTHERS)
-@pytest.mark.parametrize("options", [{}, {"adjoint": "backprop"}, {"method": "sequential"}])
-def test_values_and_gradients_have_the_same_numbers(impl, options):
-    xs = jax.random.split(jax.random.key(0, impl=impl), L)
-    assert_agree(both(deeppcr.scan, noisy, xs, **options), both(lax.scan, noisy, xs))
+KEY = jax.random.key(0, impl="rbg")
+KEYS, UNSAFE = (jax.random.split(jax.random.key(0, impl=impl), L) for impl in ("rbg", "unsafe_rbg"))
+BACKPROP, PLAIN, NEWTON = {"adjoint": "backprop"}, {"method": "sequential"}, {"method": "newton"}
+CASES = {
+    "auto": (noisy, KEYS, {}),
+    "unsafe": (noisy, UNSAFE, BACKPROP),
+    "sequential": (noisy, KEYS, PLAIN),
+    "folded": (lambda z, i: noisy(z, jax.random.fold_in(KEY, i)), jnp.arange(L), BACKPROP),
+    "of a state": (of_a_state, jax.random.bits(KEY, (L, 4), jnp.uint32), BACKPROP),
+    "in a branch": (in_a_branch, KEYS, BACKPROP),
+    "the same in all steps": (lambda z, x: (noisy(z, KEY)[0] + x, z), normal(1, L, 3), NEWTON),
+}
 
 
-@pytest.mark.parametrize("program", [folded, of_a_state, in_a_branch])
-def test_wherever_they_are_drawn(program):
-    step, xs = program(jax.random.key(0, impl="rbg"))
-    assert_agree(
-        both(partial(deeppcr.scan, adjoint="backprop"), step, xs), both(lax.scan, step, xs)
-    )
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_have_the_same_numbers(name):
+    step, xs, options = CASES[name]
+
+    def both(scan):
+        def loss(z):
+            return sum(y.sum() for y in jax.tree.leaves(scan(step, z, xs)))
+
+        return jax.value_and_grad(loss)(Z0)
+
+    assert_agree(both(partial(deeppcr.scan, **options)), both(lax.scan))
 
 
-@pytest.mark.parametrize("impl", OTHERS)
-@pytest.mark.parametrize("options", [{"method": "newton"}, {"adjoint": "pcr"}])
-def test_a_parallel_method_is_refused(impl, options):
+@pytest.mark.parametrize("keys", [KEYS, UNSAFE], ids=["rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("options", [NEWTON, {"adjoint": "pcr"}])
+def test_a_parallel_method_is_refused(keys, options):
     with pytest.raises(ValueError, match=r"draws random bits with keys of dtype key<u?rbg>"):
-        deeppcr.scan(noisy, Z0, jax.random.split(jax.random.key(0, impl=impl), L), **options)
-
-
-def test_a_key_that_is_the_same_in_all_steps_is_not():
-    key = jax.random.key(0, impl="rbg")
-
-    def step(z, x):
-        return noisy(z, key)[0] + x, z
-
-    ours = deeppcr.scan(step, Z0, normal(1, L, 3), method="newton")
-    assert_agree(ours, lax.scan(step, Z0, normal(1, L, 3)))
+        deeppcr.scan(noisy, Z0, keys, **options)

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.extend.core import jaxprs_in_params
 
 pytest.importorskip("safetensors")
 
 from safetensors.numpy import load_file, save_file
 
 from deeppcr.diffusion import Schedule, guided, sample
+from depth import jaxprs
 from experiments.networks import load_model
 from experiments.networks.load import NETWORKS, WEIGHTS, build
 from tests.networks.published import PUBLISHED
@@ -65,13 +65,7 @@ def test_all_is_computed_in_the_dtype_of_the_parameters(dtype, close):
 
 def equations(jaxpr, *names):
     """Those of some primitives, in called functions too; of all without names."""
-    inner = [
-        equation
-        for e in jaxpr.eqns
-        for j in jaxprs_in_params(e.params)
-        for equation in equations(j, *names)
-    ]
-    return inner + [e for e in jaxpr.eqns if not names or e.primitive.name in names]
+    return [e for e in jaxprs.equations(jaxpr) if not names or e.primitive.name in names]
 
 
 def test_steps_in_parallel_are_one_batch():

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 import deeppcr
 from deeppcr import Newton
-from tests.problems import normal
+from tests.problems import assert_agree, normal
 from tests.sharding.meshes import P, mesh, put, run
 
 LENGTH, WIDTH = 12, 3
@@ -74,13 +74,6 @@ def inside(scan, step, how, replicated=False, check=True, **options):
     return run(mapped, *arrays, WEIGHT)
 
 
-def assert_same(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        assert jnp.allclose(a, b, rtol=1e-8, atol=1e-10)
-
-
 def plain(weight):
     def step(z, x):
         z = jnp.tanh(z @ weight + x)
@@ -107,13 +100,13 @@ def expected(how, replicated=False, check=True):
 )
 def test_every_method_and_transformation(method, adjoint, how):
     options = {"method": METHODS[method], "adjoint": adjoint}
-    assert_same(inside(deeppcr.scan, plain, how, **options), expected(how))
+    assert_agree(inside(deeppcr.scan, plain, how, **options), expected(how))
 
 
 @pytest.mark.parametrize(("replicated", "check"), [(True, True), (False, False)])
 def test_arrays_that_do_not_vary_and_without_checks(replicated, check):
     found = inside(deeppcr.scan, plain, "grad", replicated, check, method="newton", adjoint="pcr")
-    assert_same(found, expected("grad", replicated, check))
+    assert_agree(found, expected("grad", replicated, check))
 
 
 @jax.custom_vjp
@@ -145,7 +138,7 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS)
 def test_steps(step):
     found = inside(deeppcr.scan, STEPS[step], "grad", method="newton", adjoint="pcr")
-    assert_same(found, inside(lax.scan, STEPS[step], "grad"))
+    assert_agree(found, inside(lax.scan, STEPS[step], "grad"))
 
 
 # -- collectives ----------------------------------------------------------------------------------
@@ -187,9 +180,9 @@ def mapped(scan, collective, how, **options):
 @pytest.mark.parametrize("how", ["grad", "vmap"])
 def test_collectives_under_vmap(how):
     want = mapped(lax.scan, every(PARALLEL), how)
-    assert_same(mapped(deeppcr.scan, every(PARALLEL), how, method="newton"), want)
+    assert_agree(mapped(deeppcr.scan, every(PARALLEL), how, method="newton"), want)
     both = every(PARALLEL | SEQUENTIAL)
-    assert_same(mapped(deeppcr.scan, both, how), mapped(lax.scan, both, how))
+    assert_agree(mapped(deeppcr.scan, both, how), mapped(lax.scan, both, how))
     for collective in SEQUENTIAL.values():
         with pytest.raises(ValueError, match=AS_SCAN):
             mapped(deeppcr.scan, collective, how, method="newton")
@@ -199,7 +192,7 @@ def test_collectives_under_vmap(how):
 def test_collectives_between_chains_of_devices(check):
     step = meeting(every(PARALLEL | SEQUENTIAL) if check else PARALLEL["psum"])
     want = inside(lax.scan, step, "grad", check=check)
-    assert_same(inside(deeppcr.scan, step, "grad", check=check), want)
+    assert_agree(inside(deeppcr.scan, step, "grad", check=check), want)
     for collective in (PARALLEL | SEQUENTIAL).values():
         if collective is not PARALLEL["axis_index"]:
             with pytest.raises(ValueError, match=f"{AS_SCAN}: it communicates over axes of jax.sh"):
@@ -261,11 +254,11 @@ def test_steps_that_name_shardings(kind, by_mesh, name):
 
     with jax.set_mesh(on):
         want = solved(lax.scan)
-        assert_same(solved(deeppcr.scan), want)
+        assert_agree(solved(deeppcr.scan), want)
         is_named = name == "reshard" or (kind, name) == ("auto", "dot")
         # Of a PartitionSpec over Explicit axes jax checks the type, and constrains nothing.
         if not (is_named or (kind, name, by_mesh) == ("explicit", "constraint", True)):
-            assert_same(solved(deeppcr.scan, method="newton"), want)
+            assert_agree(solved(deeppcr.scan, method="newton"), want)
             return
         with pytest.raises(ValueError, match=f"{AS_SCAN}: it names shardings over a mesh"):
             solved(deeppcr.scan, method="newton")
