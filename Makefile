@@ -1,4 +1,4 @@
-# make demo | check | test | fuzz | parity | lint | docs | bench | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
+# make demo | check | test | fuzz | parity | lint | docs | bench | speed | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +13,7 @@ INSTALL := install --no-compile
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test fuzz parity lint docs bench package clean
+.PHONY: help demo check test fuzz parity lint docs bench speed package clean
 
 help:
 	@echo "make demo      train a deep network on handwritten digits, layer by layer and with deeppcr"
@@ -24,6 +24,7 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make docs      build the documentation into build/docs"
 	@echo "make bench     measure on this machine; writes experiments/results/"
+	@echo "make speed     ten cases in which the default must not be slower than jax.lax.scan"
 	@echo "make package   build the sdist and the wheel, install each in an environment of its own, and use it there"
 	@echo "make clean     remove the environment, and all that was built"
 
@@ -81,6 +82,10 @@ docs: $(DOCS)
 
 bench: $(STAMP)
 	@$(PY) -m experiments suite
+
+speed: $(STAMP)
+	@$(PIP) $(INSTALL) --group benchmark
+	@$(PY) -m pytest -p pytest_benchmark.plugin --benchmark-columns=min,median --quiet benchmarks
 
 # Each in an environment of its own, away from the checkout: so that what is missing from it is missed.
 package: $(STAMP)

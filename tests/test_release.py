@@ -84,3 +84,15 @@ def test_the_citation_is_of_this_version_and_of_the_paper():
     assert {"type", "title", "authors"} <= set(paper)
     assert paper["authors"][0]["family-names"] == "Danieli"
     assert paper["identifiers"] == [{"type": "other", "value": "arXiv:2309.16318"}]
+
+
+def test_workflows_run_what_is_there():
+    """What they call is a target of the Makefile, or .ci/run, so that CI and GitHub do the same."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {".venv/.complete", *re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split()}
+    run = set()
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
+        run |= {step["run"] for job in jobs for step in job["steps"] if "run" in step}
+    assert ".ci/run" in run
+    assert {line.split()[1] for line in run if line.startswith("make ")} <= targets
