@@ -34,7 +34,7 @@ from deeppcr.recipes import delay, masked, resetting
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, SolvedBy, Stats
 
-__version__ = "0.1.0"  # the one place where it is written: pyproject.toml reads it here
+__version__ = "0.2.0"  # the one place where it is written: pyproject.toml reads it here
 
 __all__ = [
     "Adjoint",

@@ -30,8 +30,8 @@ BEGIN, END = (
 NOTE = (
     "**Default** is the speedup of what deeppcr does if nothing is asked for, over the best loop: "
     "the fastest of `jax.lax.scan`, the same with `unroll=4` or `16`, for short chains a Python "
-    "loop, and on a GPU `Sequential(fused=True)`. Below 1 is slower. *Compile* is the time to trace "
-    "and compile it, in brackets that of `jax.lax.scan`.\n"
+    "loop, and on a GPU `Sequential(fused=True)`. Below 1 is slower. *Compile* is the time to "
+    "trace and compile it, in brackets that of `jax.lax.scan`.\n"
     "*All steps at once* is the fastest parallel program; A / B: forward pass by A, backward pass "
     "by B. *Published* figures are of parallel programs on other machines, over other loops."
 )
