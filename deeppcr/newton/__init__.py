@@ -2,8 +2,7 @@
 
 method.py        the method: its options, and their resolution for one chain
 iteration.py     linearise, solve, check, repeat: the loop
-iterate.py       the state of that loop, and how far it has come
-window.py        the steps that are solved at once; they slide along the chain
+iterate.py       the state of that loop, its window that slides along the chain, its progress
 convergence.py   the convergence test, also used by the adjoint
 tolerance.py     an absolute tolerance for each step
 guess.py         the initial trajectory

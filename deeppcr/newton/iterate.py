@@ -1,20 +1,68 @@
-"""The state of the loop of Newton's method, and how far it has come."""
+"""The state of the loop of Newton's method: the iterate in its window, and how far it has come.
+
+The window slides along the chain as its first states converge. The solve holds the blocks of the
+window, and the trajectory is its only array of L steps. A window of L steps never moves.
+"""
 
 from typing import Any, NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from deeppcr.newton.convergence import Convergence
 from deeppcr.newton.damping import Trial
-from deeppcr.newton.window import Window
 
 
-class Own(NamedTuple):
-    """The states of a trust region, the sizes of the entries, and of acceleration; () if none."""
+class Window(NamedTuple):
+    """The steps that are solved at once.
 
-    sizes: Any
-    history: Any
+    Attributes:
+        start: int32, the index of the first of them.
+        entry: ``[*batch, w]``, the state before it.
+        known: int32, the number of states from the start of the chain that equal the sequential
+            program's to the last bit, when the window moved last.
+        whole: ``[L, *batch, w]``, all states; empty if the window is the chain.
+    """
+
+    start: Array
+    entry: Array
+    known: Array
+    whole: Array
+
+    @classmethod
+    def begin(cls, entry: Array, first: Array, size: int, length: int) -> Self:
+        """At the start of a chain of ``length`` steps.
+
+        Args:
+            entry: the initial state.
+            first: the initial trajectory of ``length`` states, or of the first ``size`` of them.
+            size: the steps of the window.
+            length: L.
+        """
+        whole = jnp.zeros_like(first[:0])
+        if size < length:
+            unknown = jnp.zeros((length - len(first), *first.shape[1:]), first.dtype)
+            whole = jnp.concatenate([first, unknown])
+        return cls(jnp.int32(0), entry, jnp.int32(0), whole)
+
+    def all_states(self, states: Array) -> Array:
+        """The states of the chain, from those of the window."""
+        if not self.whole.size:
+            return states
+        return lax.dynamic_update_slice_in_dim(self.whole, states, self.start, 0)
+
+    def moved(self, start: Array, found: Array, known: Array) -> "Window":
+        """The window from ``start`` on, with the states ``found`` in this one."""
+        distance = start - self.start
+        last = lax.dynamic_index_in_dim(found, jnp.maximum(distance - 1, 0), keepdims=False)
+        entry = jnp.where(distance > 0, last, self.entry)
+        return Window(start, entry, known, self.all_states(found))
+
+
+def forward(tree: Any, distance: Array) -> Any:
+    """Arrays ``[W, ...]`` of a window that has moved; its last ``distance`` steps are new."""
+    return jax.tree.map(lambda leaf: jnp.roll(leaf, -distance, axis=0), tree)
 
 
 class Iterate(NamedTuple):
@@ -29,7 +77,8 @@ class Iterate(NamedTuple):
         convergence: of the states.
         window: the steps that are solved at once.
         damping: a `Trial` if the damping is "auto", else ().
-        own: the states of damping and acceleration.
+        sizes: of the entries, ``[*batch, w]``, for a trust region; else ().
+        history: of the iterates, for acceleration; else ().
         residuals: one more than iterations, that of the guess in the second place; empty unless
             recorded.
         reported: int32, the number of converged states reported to the user last: an estimate of
@@ -42,7 +91,8 @@ class Iterate(NamedTuple):
     convergence: Convergence
     window: Window
     damping: Any
-    own: Own
+    sizes: Any
+    history: Any
     residuals: Array
     reported: Array
 

@@ -26,18 +26,17 @@ from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
 from deeppcr.newton.damping import SWEEPS, Trial, TrustRegion, largest
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
-from deeppcr.newton.iterate import Iterate, Own, Progress
+from deeppcr.newton.iterate import Iterate, Progress, Window, forward
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
-from deeppcr.newton.window import Window, forward
 from deeppcr.platforms import platform
 from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
 
-Next = tuple[Array, Array, Own, Array]
-"""Whether they are known, the next states, what is beside them, and whether the size of the update
-says nothing."""
+Next = tuple[Array, Array, Any, Any, Array]
+"""Whether they are known, the next states, sizes, history, and whether the size of the update says
+nothing."""
 
 SMALL = 4  # entries of a block, up to which a product of two is cheap
 
@@ -55,7 +54,6 @@ SMALL = 4  # entries of a block, up to which a product of two is cheap
         "window",
         "step",
         "layout",
-        "dtypes",
     ],
 )
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +75,6 @@ class NewtonSolver:
         window: the number of steps that are solved at once.
         step: the user's step, traced in float32 or better.
         layout: of its state.
-        dtypes: of its inputs.
     """
 
     linearization: Any
@@ -93,7 +90,6 @@ class NewtonSolver:
     window: int
     step: Step
     layout: StateLayout
-    dtypes: tuple[Any, ...]
 
     def sharded(self, along: P, replicated: P) -> "NewtonSolver":
         """How its arrays are sharded: a prefix of this pytree."""
@@ -103,12 +99,13 @@ class NewtonSolver:
 
     def solve(self, chain: TracedChain) -> Run:
         """Iterate from the initial trajectory until convergence, or until the budget is spent."""
+        of_inputs = [x.aval.dtype for x in self.step.jaxpr.invars[self.step.states :]]
         in_float32 = dataclasses.replace(
             chain,
             step=self.step,
             layout=self.layout,
             initial=cast(chain.initial, self.layout.dtypes),
-            inputs=cast(chain.inputs, self.dtypes),
+            inputs=cast(chain.inputs, of_inputs),
             captured=self.captured,
         )
         end = iterate(*self._loop(in_float32, self._begin(in_float32)))
@@ -139,10 +136,8 @@ class NewtonSolver:
             convergence=Convergence.unknown(states),
             window=Window.begin(entry, first, self.window, chain.length),
             damping=Trial.begin(states) if self._is_auto else (),
-            own=Own(
-                jnp.zeros_like(entry) if self._region else (),
-                acceleration.begin(states) if acceleration else (),
-            ),
+            sizes=jnp.zeros_like(entry) if self._region else (),
+            history=acceleration.begin(states) if acceleration else (),
             residuals=jnp.full(recorded, unrecorded(), states.dtype),
             reported=jnp.int32(0),
         )
@@ -166,20 +161,21 @@ class NewtonSolver:
         newton, skips = partial(self._newton, window, now, reached), now.takes_value
         # A guess that overflows would spread to all later states.
         applied = jnp.where(jnp.isfinite(now.value), now.value, now.states)
-        found: Next = like((skips, applied, now.own, jnp.zeros((), bool)), now)
+        found: Next = like((skips, applied, now.sizes, now.history, jnp.zeros((), bool)), now)
         if _branches(chain):
             # Under `jax.vmap` a branch would compute both sides, with weights for each example.
             with named(STEP, 1):
                 found = lax.while_loop(lambda found: ~found[0], newton, found)
         else:
             found = newton(found)
-        _, states, own, solved = found
+        _, states, sizes, history, solved = found
         if not _branches(chain) and self._is_auto:
             states = jnp.where(skips, applied, states)
         update = jnp.where(skips, jnp.inf, jnp.abs(states - now.states))
         if platform() != "cpu":  # then they take the place of the last ones, without a copy
             states, update = lax.optimization_barrier((states, update))
-        following = now._replace(iterations=now.iterations + jnp.int32(1), states=states, own=own)
+        count = now.iterations + jnp.int32(1)
+        following = now._replace(iterations=count, states=states, sizes=sizes, history=history)
         if self.window < chain.length:
             following, update = self._slide(chain, now, following, update, reached)
         return self._checked(chain, following, update, solved)
@@ -189,7 +185,7 @@ class NewtonSolver:
         entry, start, axis = now.window.entry, now.window.start, window.axis
         origin = axis.before(entry, now.states)
         blocks: Blocks = self.linearization.blocks(window, origin)
-        index, (sizes, history) = axis.indices(origin.shape), now.own
+        index, sizes, history = axis.indices(origin.shape), now.sizes, now.history
         # The first step starts from a known state. An update in place would be a kernel of its own
         # on a GPU; on a TPU the iteration of a GRU would take 4 times as long (jax 0.10.2).
         change = now.value - blocks.apply_only(origin)
@@ -213,9 +209,8 @@ class NewtonSolver:
             states = lax.fori_loop(0, SWEEPS, sweep, like(states, states, now.value))
         if acceleration := self.options.acceleration:
             states, history = acceleration(history, now.states, states, axis)
-        own = Own(sizes, history)
         solved = self._keeps_size(blocks, axis) if self.is_affine else jnp.zeros((), bool)
-        found: Next = like((jnp.ones((), bool), states, own, solved), now)
+        found: Next = like((jnp.ones((), bool), states, sizes, history, solved), now)
         return found
 
     def _checked(
@@ -297,13 +292,13 @@ class NewtonSolver:
         if self.guess is None:  # states that enter start from the last one of the window
             guess = jnp.broadcast_to(states[-1], guess.shape)
         enters = chain.axis.indices(guess.shape) >= self.window - distance
-        own, acceleration = now.own, self.options.acceleration
-        history = acceleration.shift(own.history, distance) if acceleration else ()
+        acceleration = self.options.acceleration
+        history = acceleration.shift(now.history, distance) if acceleration else ()
         following = now._replace(
             states=jnp.where(enters, guess, forward(states, distance)),
             convergence=now.convergence.shifted(distance, enters.all(axis=-1), now.iterations),
             window=moved,
-            own=own._replace(history=history),
+            history=history,
         )
         return following, jnp.where(enters, jnp.inf, forward(update, distance))
 

@@ -230,7 +230,6 @@ class Newton:
             window=choice.window,
             step=widened.step,
             layout=widened.layout,
-            dtypes=tuple(x.dtype for x in widened.inputs),
         )
 
     def _choose(self, chain: TracedChain, length: int) -> Choice:
