@@ -55,6 +55,7 @@ def parser(
     rounds = Effort().rounds
     what = "least number of timed calls (%(default)s)"
     add("--repeats", type=positive, default=rounds, metavar="N", help=what)
+    add("--columns", action="store_true", help="say at the end what the columns of the tables are")
     add("--seconds", type=float, metavar="S", help="start no new case after S seconds")
     if parts:
         add("--parts", nargs="+", choices=parts, default=parts, help="which parts (all)")
@@ -139,12 +140,14 @@ def run(
     show([row for row in every if row.get("part", "") in together])
     for item in summary(every) if summary else ():
         PROGRESS.print(wrapped(item) + "\n") if isinstance(item, str) else show(item)
-    if used:
+    if used and options.columns:
         PROGRESS.print(f"Columns\n{legend(used)}\n")
     if ending:
         PROGRESS.print(f"{ending}: {number} of {len(cases)} cases done, rows so far in {kept}")
     if code:
         raise SystemExit(code)
+    if used and not options.columns:
+        PROGRESS.print("columns  --columns says what they are")
     PROGRESS.print(f"rows     {kept}")
     if pictures and every and can_draw():
         PROGRESS.say("drawing")

@@ -27,7 +27,7 @@ def show(rows: Sequence[Mapping[str, Any]], columns: Columns | None = None) -> s
     """Rows as aligned text of at most `WIDTH` columns; what a row lacks stays blank.
 
     What all rows have in common stands above the table, notes stand below it. The last columns are
-    left out where there is no room for them; a line below the table names them.
+    left out where they do not fit; a line below the table names them.
 
     Args:
         rows: what to print.
@@ -55,7 +55,7 @@ def layout(
     body, fitting = _fitted(rows, [name for name in names if name not in common])
     notes = [f"{_name_of(row, names)}: {row[NOTE]}" for row in rows if row.get(NOTE)]
     if left := [name for name in names if name not in common and name not in fitting]:
-        notes.insert(0, f"no room for: {', '.join(left)}")
+        notes.insert(0, f"not shown: {', '.join(left)}")
     below = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes]
     text = "\n".join(filter(None, [textwrap.fill(caption, WIDTH), body, *below]))
     return text, [*common, *fitting]

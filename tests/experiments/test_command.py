@@ -30,7 +30,7 @@ def run(tmp_path: Path, *cases: Callable[[], Iterator[Row]], **options: Any) -> 
     def pictures(rows: list[Row]) -> Figures:
         return {topic: sheet("")[0] for topic in ("speedups", "times")}
 
-    line = ["--keep", "toy", "--out", str(tmp_path)]
+    line = ["--keep", "toy", "--columns", "--out", str(tmp_path)]
     line += [part for name in options for part in (f"--{name}", str(options[name]))]
     tables = {"": {"L": "length", "ms": "time", "note": "what is wrong"}, "both": {"L": "length"}}
     summary = lambda rows: iter(["a word", [{"part": "both", "L": 9}]])  # noqa: E731

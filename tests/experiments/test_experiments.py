@@ -129,7 +129,7 @@ def test_it_runs_from_start_to_end(name: str, run_command: Run) -> None:
     rows, text = run_command(module, *options)
     assert len(rows) == count, [row.get("program") for row in rows]
     assert not [row for row in rows if "note" in row], rows
-    assert "Columns" in text
+    assert "--columns says what they are" in text
     for row in rows:  # what is compared with jax.lax.scan computes the same
         assert row.get("ended", "converged") != "converged" or row.get("error", 0) < 1e-3, row
         if {"baseline", "speedup"} <= row.keys():
