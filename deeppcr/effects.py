@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+from jax.interpreters import ad
 from jax.sharding import AxisType, NamedSharding
 
 from deeppcr.avals import abstract, varying_axes
@@ -28,6 +29,9 @@ LIBRARY = tuple(
 )
 
 CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
+DIFFERENTIABLE = ("elementwise", "move", "product", "reduction")
+# jax has no derivative with respect to some of their operands.
+PARTIAL = {"igamma", "igamma_grad_a", "igammac", "polygamma", "regularized_incomplete_beta", "zeta"}
 LOCAL = ("axis_index", "pvary", "reduced_vary_cast")  # they name axes, and do not communicate
 MAPPED = ("all_gather", "pmax", "pmin", "ppermute", "psum")  # what `jax.vmap` maps, named or not
 
@@ -81,6 +85,8 @@ def why_not_differentiable(jaxpr: Any, states: int) -> str:
 
     ``states``: the number of leading operands that are leaves of the state.
     """
+    if all(map(_has_derivative, equations(jaxpr))):  # most often; to try it takes a trace
+        return ""
     variables = [*jaxpr.invars, *jaxpr.constvars]
     shapes = [abstract(x.aval) for x in variables]
 
@@ -95,6 +101,18 @@ def why_not_differentiable(jaxpr: Any, states: int) -> str:
         return pull(results)
 
     return _error_of(derivative, shapes[:states], shapes[states:])
+
+
+def _has_derivative(equation: Any) -> bool:
+    """Whether an equation is sure to have a derivative, or is a call of such equations."""
+    kind, name = primitive(equation).kind, equation.primitive.name
+    if kind == "derivative rule":
+        return is_rule_of_jax(equation)
+    if kind == "call":
+        return called(equation) is not None
+    return (
+        kind in DIFFERENTIABLE and equation.primitive in ad.primitive_jvps and (name not in PARTIAL)
+    )
 
 
 def _error_of(f: Callable[..., Any], *shapes: Any) -> str:
