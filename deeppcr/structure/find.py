@@ -2,12 +2,12 @@
 
 Every element of every array in the program carries a label, 0 or an entry of the state of the whole
 batch (`groups`). The primitives move labels, or join the groups of those that they combine
-(`rules`, `indexing`, `control`). In the end each entry of the next state is in one group with the
+(`rules`, `indexing`, `programs`). In the end each entry of the next state is in one group with the
 entries that it may depend on. A primitive without a rule joins everything that its operands depend
 on, so the walk always continues, and "not proven" means larger groups, never an error.
 
 The proof holds for the values of the next state, hence for its derivatives, also for those that
-functions define for themselves (`derivatives`), and for all inputs and captured arrays. The groups
+functions define for themselves (`programs`), and for all inputs and captured arrays. The groups
 are the connected components of the pattern that sparse Jacobians are compressed by (Griewank and
 Walther, "Evaluating Derivatives", 2008, section 7.1).
 """
@@ -21,14 +21,14 @@ import numpy as np
 
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
-from deeppcr.structure.control import CONTROL
 from deeppcr.structure.groups import Array, Groups, filled
 from deeppcr.structure.indexing import INDEXING
+from deeppcr.structure.programs import PROGRAMS
 from deeppcr.structure.rules import RULES
 from deeppcr.structure.walk import Rule, Walk
 from depth.jaxprs import location
 
-KNOWN: dict[str, Rule] = {**RULES, **INDEXING, **CONTROL}  # by name or by kind of primitive
+KNOWN: dict[str, Rule] = {**RULES, **INDEXING, **PROGRAMS}  # by name or by kind of primitive
 HERE = os.path.dirname(__file__) + os.sep
 
 
@@ -166,19 +166,13 @@ def _rows(lowest: Array) -> Array:
     size = int(sizes.max(initial=1))
     if (sizes == size).all():
         return order.reshape(-1, size).astype(np.int32)
-    members: list[Array] = np.split(order, starts[1:])
     rows: list[list[int]] = []
-    room: dict[int, list[int]] = {}  # rows by how many entries still fit
-    for group in sorted(members, key=len, reverse=True):
-        free = min(
-            (left for left, some in room.items() if some and left >= len(group)), default=None
-        )
-        row = room[free].pop() if free is not None else len(rows)
-        if free is None:
-            rows.append([])
-        rows[row].extend(map(int, group))
-        room.setdefault(size - len(rows[row]), []).append(row)
-    rows.sort(key=lambda row: min(row))
+    for group in sorted(np.split(order, starts[1:]), key=len, reverse=True):
+        if rows and len(rows[-1]) + len(group) <= size:
+            rows[-1].extend(group.tolist())
+        else:
+            rows.append(group.tolist())
+    rows.sort(key=min)
     result = np.full((len(rows), size), -1, np.int32)
     for i, some in enumerate(rows):
         result[i, : len(some)] = some

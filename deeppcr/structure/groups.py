@@ -21,15 +21,12 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Labels = Array | None  # None: no element depends on the state
 
-HOOKED = 32  # rounds of hooking before pointers are doubled: the paths to the roots stay short
-
 
 class Groups:
     """The entries ``1 .. n`` in disjoint groups, at first one each.
 
     Attributes:
-        parent: for each entry, an entry of its group closer to the root, which is the lowest; 0 for
-            0.
+        parent: for each entry the root of its group, which is the lowest; 0 for 0.
         cause: the current equation.
         joins: how many pairs each cause has joined.
     """
@@ -38,7 +35,6 @@ class Groups:
         self.parent = np.arange(1 + entries, dtype=np.int32)
         self.cause: Any = None
         self.joins: Counter[Any] = Counter()
-        self._hooked = 0  # how often roots were hooked since all entries pointed to roots
 
     def new(self, shape: Sequence[int]) -> Array:
         """Labels of new entries, in groups of their own."""
@@ -50,31 +46,18 @@ class Groups:
     def find(self, labels: Array) -> Array:
         """The roots of their groups."""
         roots: Array = self.parent[labels]
-        while self._hooked and not np.array_equal(higher := self.parent[roots], roots):
-            roots = higher
         return roots
 
     def unite(self, left: Array, right: Array) -> None:
         """Make one group of each pair of labels, none of them 0."""
-        is_first = True
-        while True:
-            left, right = self.find(left), self.find(right)
-            apart = left != right
+        left, right = self.find(left), self.find(right)
+        self.joins[self.cause] += int((left != right).sum())
+        while (apart := left != right).any():
             left, right = left[apart], right[apart]
-            if not left.size:
-                return
-            if is_first:
-                self.joins[self.cause] += left.size
             np.minimum.at(self.parent, np.maximum(left, right), np.minimum(left, right))
-            self._hooked += 1
-            if self._hooked > HOOKED or left.size * HOOKED > self.parent.size:
-                self._flatten()
-            is_first = False
-
-    def _flatten(self) -> None:
-        while not np.array_equal(roots := self.parent[self.parent], self.parent):
-            self.parent = roots
-        self._hooked = 0
+            while not np.array_equal(roots := self.parent[self.parent], self.parent):
+                self.parent = roots
+            left, right = self.find(left), self.find(right)
 
     def combine(self, *labels: Labels, shape: Sequence[int]) -> Labels:
         """The labels of an elementwise operation.

@@ -11,7 +11,6 @@ depends on the state, so does everything read or written through it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -31,10 +30,8 @@ class Windows:
         other: shape of the other array, which is read or written.
         window_axes: for each axis of the array its axis in the other one; None if windows have no
             axis.
-        indexed: for each axis of the array the component of the index at which it starts, or None.
-        batched: for each axis of the array the axis of the indices that it is batched with, or
-            None.
-        starts: ``[*index axes, indices of a window]``; None if they are not known.
+        starts: for each axis of the array where each window starts, of the shape of the index axes
+            or a number; None if that is not known.
 
     Windows that are not inside are moved there: what jax drops of them, or fills in, depends on
         less.
@@ -44,9 +41,7 @@ class Windows:
     sizes: tuple[int, ...]
     other: tuple[int, ...]
     window_axes: list[int | None]
-    indexed: list[int | None]
-    batched: list[int | None]
-    starts: Array | None
+    starts: list[Array | None]
 
     @property
     def index_axes(self) -> list[int]:
@@ -56,10 +51,8 @@ class Windows:
     @property
     def loose(self) -> list[int]:
         """The axes of the array along which a window may start anywhere."""
-        if self.starts is not None:
-            return []
-        axes = enumerate(zip(self.indexed, self.sizes, self.array, strict=True))
-        return [axis for axis, (at, size, full) in axes if at is not None and size < full]
+        axes = enumerate(zip(self.starts, self.sizes, self.array, strict=True))
+        return [axis for axis, (start, size, full) in axes if start is None and size < full]
 
     def along(self, axes: Sequence[int], values: Array) -> Array:
         """``values`` along some axes of the other array, in order, of size 1 along the others."""
@@ -78,46 +71,49 @@ class Windows:
     def indices(self) -> tuple[list[Array], Array]:
         """Indices of the other's elements along each axis of the array; windows that are inside."""
         indices, inside = [], np.ones((1,) * len(self.other), bool)
-        for axis, (size, full) in enumerate(zip(self.sizes, self.array, strict=True)):
-            window, at, batched = self.window_axes[axis], self.indexed[axis], self.batched[axis]
+        windows = [self.other[axis] for axis in self.index_axes]
+        axes = zip(self.window_axes, self.starts, self.sizes, self.array, strict=True)
+        for window, start, size, full in axes:
             index = np.zeros((1,) * len(self.other), np.int64)
+            if start is not None:
+                first = np.broadcast_to(np.asarray(start, np.int64), windows)
+                first = self.along(self.index_axes, first)
+                inside = inside & (first >= 0) & (first <= full - size)
+                index = np.clip(first, 0, full - size)
             if window is not None:
                 index = index + self.along([window], np.arange(size))
-            if at is not None and self.starts is not None:
-                start = self.along(self.index_axes, self.starts[..., at].astype(np.int64))
-                inside = inside & (start >= 0) & (start <= full - size)
-                index = index + np.clip(start, 0, full - size)
-            if batched is not None:
-                index = index + self.along([self.index_axes[batched]], np.arange(full))
             indices.append(index)
         return indices, inside
 
 
-def _numbers(
-    ndim: int, axes: Sequence[int], numbers: Sequence[int] | None = None
-) -> list[int | None]:
-    """For each of ``ndim`` axes its number: ``numbers[i]``, or i, for ``axes[i]``.
+def _window_axes(ndim: int, hidden: Sequence[int], numbers: Sequence[int]) -> list[int | None]:
+    """For each of ``ndim`` axes the next of ``numbers``; None for those that are ``hidden``."""
+    following = iter(numbers)
+    return [None if axis in hidden else next(following) for axis in range(ndim)]
 
-    None for those not in ``axes``.
-    """
-    values = range(len(axes)) if numbers is None else map(int, numbers)
-    found = dict(zip(map(int, axes), values, strict=True))
-    return [found.get(axis) for axis in range(ndim)]
+
+def _starts(
+    visit: Visit, indexed: Sequence[int], batched: Sequence[int], batch_axes: Sequence[int]
+) -> list[Array | None]:
+    """Where windows start along each axis of the first operand, by the indices in the second."""
+    known, places = visit.value(1), np.indices(visit.shape(1)[:-1], sparse=True)
+    starts: list[Array | None] = [np.zeros((), np.int64)] * len(visit.shape(0))
+    for component, axis in enumerate(indexed):
+        starts[axis] = None if known is None else known[..., component]
+    for axis, of_index in zip(batched, batch_axes, strict=True):
+        starts[axis] = places[of_index]
+    return starts
 
 
 def _gather(visit: Visit) -> list[Labels]:
     numbers, shape = visit.params["dimension_numbers"], visit.shape(0)
-    hidden = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    batched, batch_axes = numbers.operand_batching_dims, numbers.start_indices_batching_dims
     windows = Windows(
         shape,
         tuple(visit.params["slice_sizes"]),
         visit.results[0],
-        _numbers(
-            len(shape), [a for a in range(len(shape)) if a not in hidden], numbers.offset_dims
-        ),
-        _numbers(len(shape), numbers.start_index_map),
-        _numbers(len(shape), numbers.operand_batching_dims, numbers.start_indices_batching_dims),
-        visit.value(1),
+        _window_axes(len(shape), (*numbers.collapsed_slice_dims, *batched), numbers.offset_dims),
+        _starts(visit, numbers.start_index_map, batched, batch_axes),
     )
     return [_read(visit, windows, visit.operands[1])]
 
@@ -126,17 +122,15 @@ def _scatter(visit: Visit) -> list[Labels]:
     numbers, shape, other = visit.params["dimension_numbers"], visit.shape(0), visit.shape(2)
     if prod(other) > LARGEST:
         return visit.walk.unknown(visit)
-    hidden = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    kept = [axis for axis in range(len(shape)) if axis not in hidden]
-    window_axes = _numbers(len(shape), kept, numbers.update_window_dims)
+    batched, batch_axes = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    hidden = (*numbers.inserted_window_dims, *batched)
+    window_axes = _window_axes(len(shape), hidden, numbers.update_window_dims)
     windows = Windows(
         shape,
         tuple(1 if axis is None else other[axis] for axis in window_axes),
         other,
         window_axes,
-        _numbers(len(shape), numbers.scatter_dims_to_operand_dims),
-        _numbers(len(shape), numbers.operand_batching_dims, numbers.scatter_indices_batching_dims),
-        visit.value(1),
+        _starts(visit, numbers.scatter_dims_to_operand_dims, batched, batch_axes),
     )
     # The function of `x.at[i].apply` may combine anything with the old elements.
     sets = visit.equation.primitive.name == "scatter" and visit.params["update_jaxpr"] is None
@@ -145,24 +139,18 @@ def _scatter(visit: Visit) -> list[Labels]:
 
 def _dynamic(visit: Visit, first: int, sizes: tuple[int, ...]) -> tuple[Windows, Labels]:
     """One window, whose starts are the operands from ``first`` on, and their labels."""
-    shape, axes = visit.shape(0), list(range(len(visit.shape(0))))
-    values = [
-        np.int64(0) if sizes[axis] == shape[axis] else visit.value(first + axis) for axis in axes
-    ]
-    starts = None if any(value is None for value in values) else np.array(values, np.int64)
-    none: list[Any] = [None] * len(axes)
-    windows = Windows(shape, sizes, sizes, [*axes], [*axes], none, starts)
-    return windows, visit.groups.all_of(*visit.operands[first:])
+    shape, axes = visit.shape(0), range(len(visit.shape(0)))
+    windows = Windows(shape, sizes, sizes, [*axes], [visit.value(first + axis) for axis in axes])
+    index = visit.groups.all_of(*visit.operands[first:])
+    return windows, None if index is None else index[None]
 
 
 def _dynamic_slice(visit: Visit) -> list[Labels]:
-    windows, index = _dynamic(visit, 1, visit.results[0])
-    return [_read(visit, windows, None if index is None else index[None])]
+    return [_read(visit, *_dynamic(visit, 1, visit.results[0]))]
 
 
 def _dynamic_update_slice(visit: Visit) -> list[Labels]:
     windows, index = _dynamic(visit, 2, visit.shape(1))
-    index = None if index is None else index[None]
     return [_write(visit, windows, visit.operands[1], index, True)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from deeppcr.structure.groups import Array, Groups, Labels
-from depth.jaxprs import is_literal, is_reference, needed
+from depth.jaxprs import has_side_effects, is_literal, is_reference, needed
 from depth.known import Known
 from depth.primitives import primitive
 
@@ -35,6 +35,7 @@ class Walk:
         rules: by name or by kind of primitive; see `Rule`.
         differentiated: whether the program is a derivative already.
         across_devices: whether a device receives values that depend on states of other devices.
+        derivatives: see `deeppcr.structure.programs`.
     """
 
     def __init__(self, groups: Groups, rules: Mapping[str, "Rule"]):
@@ -42,7 +43,7 @@ class Walk:
         self.rules = rules
         self.differentiated = False
         self.across_devices = False
-        self._derivatives: dict[tuple[int, Any], Any] = {}
+        self.derivatives: dict[int, Any] = {}
 
     def program(
         self,
@@ -87,15 +88,8 @@ class Walk:
         Every result depends on everything that any operand depends on.
         """
         label = self.groups.all_of(*visit.operands)
-        self.across_devices |= label is not None and is_collective(visit.equation)
+        self.across_devices |= label is not None and _is_collective(visit.equation)
         return _everywhere(visit, label)
-
-    def derivative(self, equation: Any, make: Callable[[Any], Any]) -> Any:
-        """``make(equation)``, made once."""
-        key = id(equation), make
-        if key not in self._derivatives:
-            self._derivatives[key] = make(equation)
-        return self._derivatives[key]
 
     def _follow(self, visit: "Visit") -> list[Labels]:
         equation, known = visit.equation, primitive(visit.equation)
@@ -103,7 +97,7 @@ class Walk:
         if known.kind == "call" and not known.inlines:
             rule = None
         enters = rule is not None and known.kind in HOLDERS
-        if has_references(equation) or (_acts(equation) and not enters):
+        if has_references(equation) or (has_side_effects(equation) and not enters):
             # Values written to a reference, or passed to Python, may be read anywhere.
             return _everywhere(visit, self.groups.all_of(self.groups.parent))
         sizes = [
@@ -182,11 +176,7 @@ def live(jaxpr: Any, outputs: Sequence[Any]) -> tuple[list[Any], set[Any]]:
 
 
 def _hands_back(equation: Any) -> bool:
-    return _acts(equation) and bool(equation.outvars or has_references(equation))
-
-
-def _acts(equation: Any) -> bool:
-    return bool(equation.effects) and not is_collective(equation)
+    return has_side_effects(equation) and bool(equation.outvars or has_references(equation))
 
 
 def has_references(equation: Any) -> bool:
@@ -194,17 +184,10 @@ def has_references(equation: Any) -> bool:
     return any(map(is_reference, (*equation.invars, *equation.outvars)))
 
 
-def is_collective(equation: Any) -> bool:
-    """Whether devices communicate: the primitive has named axes."""
-    found = [
-        equation.params[name]
-        for name in ("axes", "axis_name", "axis_names")
-        if name in equation.params
-    ]
-    names = [
-        name for axes in found for name in (axes if isinstance(axes, tuple | list) else [axes])
-    ]
-    return any(isinstance(name, str) for name in names)
+def _is_collective(equation: Any) -> bool:
+    """Whether devices communicate: its only effect is that on a named axis."""
+    only_named = bool(equation.effects) and not has_side_effects(equation)
+    return only_named or primitive(equation).kind == "collective"
 
 
 def _everywhere(visit: Visit, label: Labels) -> list[Labels]:

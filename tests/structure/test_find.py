@@ -191,6 +191,10 @@ OWN = {
     "clipped": (lambda z: jnp.sin(clipped(z)), [[i] for i in range(6)]),
     "normalised": (normalised, [[0, 1, 2, 3, 4, 5]]),
     "straight through": (straight_through, [[0, 1, 2, 3, 4, 5]]),
+    "straight through to others": (
+        lambda z: jnp.concatenate([z[:3], straight_through(z[:3])]),
+        [[0, 1, 2, 3, 4, 5]],
+    ),
 }
 
 

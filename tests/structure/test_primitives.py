@@ -190,7 +190,9 @@ CASES = {
     "gather": lambda x: x[5 - jnp.arange(3)],
     "dynamic_slice": lambda x: lax.dynamic_slice(x, (jnp.argmax(x[:2]) + 2,), (2,)),
     "dynamic_update_slice": lambda x: lax.dynamic_update_slice(x, x[:2], (3,)),
-    "scatter": lambda x: jnp.roll(x, 2).at[jnp.arange(2)].set(x[3:5]).at[5].apply(jnp.sin),
+    "scatter": lambda x: (  # index 6 is beyond the end: nothing is written
+        jnp.roll(x, 2).at[3 * jnp.arange(3)].set(x[3:]).at[5].apply(jnp.sin)
+    ),
     "scatter-add": scatter("add"),
     "scatter-max": scatter("max"),
     "scatter-min": scatter("min"),

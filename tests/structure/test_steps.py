@@ -128,9 +128,15 @@ CASES = {
         0,
         [[0, 2, 3], [1]],
     ),
+    "a pair beside two alone": (  # which share a row
+        lambda z: jnp.concatenate([jnp.tile(z[:2].sum()[None], 2), jnp.sin(z[2:])]),
+        jnp.zeros(4),
+        0,
+        [[0, 1], [2, 3]],
+    ),
     "an unknown primitive": (lambda z: jax.pure_callback(np.sin, z, z), ZERO, 0, rows(1, N)),
     "scalar": (jnp.sin, jnp.zeros(()), 0, singles(1)),
-    "a batch": (lambda z: jnp.tanh(z) * A[:3][None], jnp.zeros((4, 3)), 1, singles(3)),
+    "a batch": (lambda z: jax.nn.relu(z) * A[:3][None], jnp.zeros((4, 3)), 1, singles(3)),
     "a layer of a batch": (
         lambda z: jnp.tanh(z @ HALF + jnp.broadcast_to(HALF[0], z.shape)),
         *SQUARE_BATCH,
