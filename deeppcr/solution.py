@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.avals import like
+from deeppcr.partition import zero_tangent
 from depth.report import table
 
 
@@ -232,7 +233,7 @@ class Run:
 
     def with_tangents(self, states: list[Any], outputs: list[Any], last: list[Any]) -> "Run":
         """The tangents of a run: statistics have none."""
-        stats, result, method = jax.tree.map(_no_tangent, (self.stats, self.result, self.method))
+        stats, result, method = jax.tree.map(zero_tangent, (self.stats, self.result, self.method))
         return Run(states, outputs, stats, result, method, last)
 
     @classmethod
@@ -257,12 +258,6 @@ def last_of(states: Array) -> Array:
     """
     last = lax.optimization_barrier(jnp.int32(-1))
     return lax.dynamic_index_in_dim(states, last, keepdims=False)
-
-
-def _no_tangent(x: Array) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
 
 
 def _lines(solution: Solution) -> list[str]:

@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 import jax
 from jax import lax
 
-from deeppcr.adjoint.transposed import moving, transposed_by, zero_tangent
+from deeppcr.adjoint.transposed import moving, transposed_by
 from deeppcr.effects import CUSTOM_VJP
-from deeppcr.partition import combine, floating, partition
+from deeppcr.partition import combine, floating, partition, zero_tangent
 from deeppcr.rewrites.retrace import Retrace, with_literals
 from deeppcr.state import Leaves
 from deeppcr.step import Step

@@ -99,13 +99,6 @@ def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) 
     return results
 
 
-def zero_tangent(x: Array) -> Any:
-    """The tangent of a result that is not differentiated."""
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
-
-
 def moving(leaves: Leaves, tangents: Sequence[Any]) -> tuple[list[bool], Leaves]:
     """Which leaves have tangents, as jax passes them to a rule, and these."""
     mask = [

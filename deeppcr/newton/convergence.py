@@ -172,7 +172,6 @@ class Criterion:
         iterations: Array,
         last: Convergence,
         axis: ChainAxis = LOCAL,
-        solved: Array | None = None,
     ) -> Convergence:
         """The convergence state of ``iterate``.
 
@@ -180,11 +179,11 @@ class Criterion:
             value: ``[L, *batch, w]``, the step applied to ``origin``.
             iterate: the same shape.
             origin: the same shape: the state before each step.
-            update: the same shape: the size of the last change; inf before the first.
+            update: the same shape: the size of the last change; inf before the first, and 0 if
+                the residual alone tells.
             iterations: int32, the number of iterations that have made ``iterate``.
             last: the convergence state of the iterate before.
             axis: the chain axis, in the direction of the recurrence.
-            solved: bool, whether the residual alone tells; None for False. Newton's method only.
         """
         eps, coarsest = self._units(value), max(eps for _, eps in self.eps)
         defined = jnp.isfinite(value)
@@ -197,7 +196,6 @@ class Criterion:
         changed = _over(update, own)
         if self.quadratic:
             converges = changed <= np.maximum(np.sqrt(eps), self.rtol or 0.0)
-            converges = converges if solved is None else converges | solved
             at_rest = changed <= self._rest
         else:
             norms = [_over(update, size).max(axis=-1, initial=0) for size in (common, own)]

@@ -35,8 +35,7 @@ from deeppcr.state import StateLayout
 from deeppcr.step import Step
 
 Next = tuple[Array, Array, Any, Any, Array]
-"""Whether they are known, the next states, sizes, history, and whether the size of the update says
-nothing."""
+"""Whether they are known, the next states, sizes, history, and whether the states are solved."""
 
 SMALL = 4  # entries of a block, up to which a product of two is cheap
 
@@ -172,13 +171,15 @@ class NewtonSolver:
         if not _branches(chain) and self._is_auto:
             states = jnp.where(skips, applied, states)
         update = jnp.where(skips, jnp.inf, jnp.abs(states - now.states))
+        if self.is_affine:
+            update = jnp.where(solved, 0, update)
         if platform() != "cpu":  # then they take the place of the last ones, without a copy
             states, update = lax.optimization_barrier((states, update))
         count = now.iterations + jnp.int32(1)
         following = now._replace(iterations=count, states=states, sizes=sizes, history=history)
         if self.window < chain.length:
             following, update = self._slide(chain, now, following, update, reached)
-        return self._checked(chain, following, update, solved)
+        return self._checked(chain, following, update)
 
     def _newton(self, window: TracedChain, now: Iterate, reached: Progress, _: Next) -> Next:
         """The states of the next iterate: blocks, the linear recurrence, damping, acceleration."""
@@ -213,24 +214,18 @@ class NewtonSolver:
         found: Next = like((jnp.ones((), bool), states, sizes, history, solved), now)
         return found
 
-    def _checked(
-        self, chain: TracedChain, now: Iterate, update: Array, solved: Array | None = None
-    ) -> Iterate:
-        """The iterate with ``f`` applied to its states, and how far they have converged.
-
-        ``solved``: whether the size of the last update says nothing: bool, None for False.
-        """
+    def _checked(self, chain: TracedChain, now: Iterate, update: Array) -> Iterate:
+        """The iterate with ``f`` applied to its states, and how far they have converged."""
         window = chain.window(now.window.start, self.window)
         origin = window.axis.before(now.window.entry, now.states)
         value = window.evaluate_only(origin)
-        criterion, solved = self._criterion(now.window.start), solved if self.is_affine else None
+        criterion = self._criterion(now.window.start)
 
         def tested() -> Convergence:
             last, count = now.convergence, now.counted
-            found: Convergence = like(
-                criterion(value, now.states, origin, update, count, last, window.axis, solved), now
-            )
-            return found
+            found = criterion(value, now.states, origin, update, count, last, window.axis)
+            convergence: Convergence = like(found, now)
+            return convergence
 
         found = tested
         if _branches(chain):  # the states that the step is applied to first are no iterate
