@@ -52,7 +52,7 @@ CLOSE = 1e-3  # and otherwise half of the residuals be as small, relative to the
 
 @dataclasses.dataclass(frozen=True)
 class TrustRegion:
-    """Limit the growth of updates along the chain to the size of its states.
+    """Limit the update of every step to the size of the states.
 
     For chains that amplify differences, whose iterates overflow or diverge without it.
 

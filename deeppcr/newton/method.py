@@ -93,9 +93,9 @@ class Newton:
             many as ``max_iterations`` may run, which take up to four times as long.
             Chains that plain iterations solve slowly may take longer. "auto" is None where a window
             slides, with ``acceleration``, and with blocks that do not depend on the states. None:
-            plain iterations. `TrustRegion`: every update is limited in its growth along the chain,
-            for chains that amplify differences. An iteration then takes two solves and one more
-            evaluation, and some chains converge only without it.
+            plain iterations. `TrustRegion`: the update of every step is limited to the size of the
+            states, for chains that amplify differences. An iteration then applies the step twice
+            more, and some chains converge only without it.
         acceleration: `Anderson` or None. It combines the last few iterates, for "identity", "zero"
             and other blocks whose iterations are cheap and converge slowly.
         window: integer >= 1, the number of steps that are solved at once. The window slides along
