@@ -6,7 +6,7 @@ every value is affine in it or independent of it; anything else ends the proof, 
 derivative that is not jax's own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -59,47 +59,24 @@ def _results(equation: Any, operands: list[bool]) -> list[bool]:
 
 def _of_a_program(equation: Any, operands: list[bool]) -> list[bool] | None:
     """The results of an equation with inner programs; None for any other."""
-    name, params = equation.primitive.name, equation.params
     inner = called(equation)
     if inner is not None:
         return _follow(without_constants(inner), operands)
-    if name == "cond":
+    if equation.primitive.name == "cond":
         which, *rest = operands
         if which:
             raise _NotAffine
-        branches = [_follow(without_constants(each), rest) for each in params["branches"]]
+        branches = [_follow(without_constants(each), rest) for each in equation.params["branches"]]
         return list(map(any, zip(*branches, strict=True)))
-    if name == "scan":
+    if equation.primitive.name == "scan":
         constants, carry, _ = scan_parts(equation)
-        body = without_constants(params["jaxpr"])
-        before, state, xs = _split(operands, constants, carry)
-
-        def step(state: list[bool]) -> list[bool]:
-            return _follow(body, [*before, *state, *xs])
-
-        state = _fixed(lambda state: step(state)[:carry], state)
-        return [*state, *step(state)[carry:]]
-    if name == "while":
-        sizes = params["cond_nconsts"], params["body_nconsts"]
-        of_condition, of_body, state = _split(operands, *sizes)
-        body, condition = (without_constants(params[key]) for key in ("body_jaxpr", "cond_jaxpr"))
-        state = _fixed(lambda state: _follow(body, [*of_body, *state]), state)
-        if any(_follow(condition, [*of_condition, *state])):
-            raise _NotAffine
-        return state
-    if name == "custom_linear_solve" and not any(operands[: sum(params["const_lengths"])]):
-        return [True] * len(equation.outvars)
+        body = without_constants(equation.params["jaxpr"])
+        end = constants + carry
+        state = operands[constants:end]
+        while True:  # until no more of the carry depends on the state
+            found = _follow(body, [*operands[:constants], *state, *operands[end:]])
+            after = [a or b for a, b in zip(state, found, strict=False)]
+            if after == state:
+                return [*state, *found[carry:]]
+            state = after
     return None
-
-
-def _fixed(trip: Callable[[list[bool]], list[bool]], state: list[bool]) -> list[bool]:
-    """Which leaves of a carry depend on the state after any number of trips."""
-    while True:
-        after = [a or b for a, b in zip(state, trip(state), strict=True)]
-        if after == state:
-            return state
-        state = after
-
-
-def _split(operands: list[Any], first: int, second: int) -> tuple[list[Any], ...]:
-    return operands[:first], operands[first : first + second], operands[first + second :]
