@@ -79,4 +79,7 @@ def _of_a_program(equation: Any, operands: list[bool]) -> list[bool] | None:
             if after == state:
                 return [*state, *found[carry:]]
             state = after
+    if equation.primitive.name == "custom_linear_solve":
+        of_matrix = operands[: sum(equation.params["const_lengths"])]
+        return None if any(of_matrix) else [True] * len(equation.outvars)
     return None
