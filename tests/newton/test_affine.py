@@ -42,7 +42,9 @@ AFFINE = {
     "rotations": rotated,
     "a choice by the input": lambda z, x: jnp.where(x[0] > 0.5, z, x[1]),
     "in a loop": in_a_loop,
-    "solved for": lambda z, x: jnp.linalg.solve(jnp.eye(WIDTH) + x[0] * MIXED, z) + x[1],
+    "solved for": lambda z, x: (
+        jnp.linalg.solve(3 * jnp.eye(WIDTH) + x[0][:, None] * MIXED, z) + x[1]
+    ),
     "in a branch": lambda z, x: jax.lax.cond(x[0][0] > 0.5, lambda z: z, lambda z: x[1], z),
 }
 OTHERS = {
