@@ -35,12 +35,12 @@ at once, long before its first states have.
 # iterations on trained GRUs, up to 1.5 times as many elsewhere, and always more solves.
 
 import dataclasses
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.axis import LOCAL, ChainAxis
+from deeppcr.axis import ChainAxis
 from deeppcr.checks import describe
 
 SWEEPS = 2  # Jacobi iterations after each update
@@ -165,34 +165,25 @@ class Trial(NamedTuple):
         return stalls | (self.kind >= NEWTON) & (since > 0)
 
     def decide(
-        self,
-        states: Array,
-        value: Array,
-        guess: Array,
-        exact: Array,
-        trips: Array,
-        prefix: Array,
-        remaining: Array,
-        left: Array,
-        axis: ChainAxis = LOCAL,
+        self, now: Any, known: Array, reached: Any, guess: Array, budget: int, axis: ChainAxis
     ) -> tuple[Array, "Trial"]:
         """What the next trip does.
 
         Args:
-            states: ``[L, *batch, w]``.
-            value: f of every state, ``[L, *batch, w]``.
+            now: the `Iterate`.
+            known: bool ``[L]``, whether a state is exact.
+            reached: its `Progress`.
             guess: ``[L, *batch, w]``, where to start from.
-            exact: bool ``[L]``, whether a state is exact.
-            trips: int32, of the loop.
-            prefix: int32, the number of converged states from the start of the chain.
-            remaining: int32, the number of states after them.
-            left: int32, the number of iterations that are left in the budget.
+            budget: the number of iterations.
             axis: the chain axis.
 
         Returns:
             the value for the next trip, and the state of the damping.
         """
+        states, value, trips = now.states, now.value, now.iterations
+        prefix, remaining = reached.prefix, axis.total(len(states)) - reached.prefix
         count = trips - self.moves
+        left = budget - count
         is_plain, made = self.kind == PLAIN, count - self.begun
         # In float32, as products of integers overflow for long chains.
         done, needed = _product(prefix, left), _product(remaining, made)
@@ -203,7 +194,7 @@ class Trial(NamedTuple):
         fails = (self.kind == NEWTON) & (is_slow | (left <= 1))
         kind = jnp.where(fails, BACK, jnp.array(BEHIND, jnp.int32)[self.kind])
         kind = jnp.where(begins, MOVE, kind)
-        known = exact.reshape((-1, *(1,) * (states.ndim - 1)))
+        known = known.reshape((-1, *(1,) * (states.ndim - 1)))
         # The guess and f of it tell the sizes of entries, and so do states that are known.
         is_guess = (self.kind == MOVE) & (made == 0)
         seen = jnp.where(is_guess, jnp.maximum(jnp.abs(states), jnp.abs(value)), 0)

@@ -246,17 +246,8 @@ class NewtonSolver:
         reached, window = self._progress(chain, now), now.window
         # A Jacobi iteration follows, which makes it the default, "apply".
         guess = first_trajectory(self.guess, chain, window.entry, self.window)
-        value, trial = now.damping.decide(
-            now.states,
-            now.value,
-            guess,
-            chain.axis.index(self.window) < reached.exact - window.start,
-            now.iterations,
-            reached.prefix,
-            chain.total - reached.prefix,
-            self.budget - now.counted,
-            chain.axis,
-        )
+        known = chain.axis.index(self.window) < reached.exact - window.start
+        value, trial = now.damping.decide(now, known, reached, guess, self.budget, chain.axis)
         following = now._replace(value=value, damping=trial)
         # After iterations in vain, residuals are those of the iterate before them.
         is_later = lax.iota(jnp.int32, len(now.residuals)) > following.counted + 1
