@@ -50,7 +50,7 @@ class Inpaint(NamedTuple):
     noise: ArrayLike
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class InpaintTable(Table):
     """A table whose steps end with the known part of an image: see `Inpaint`, in one dtype."""
 

@@ -31,7 +31,6 @@ from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table
 from deeppcr.linear import LinearSolver
 from deeppcr.linearize import Surrogate
-from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential
 from deeppcr.solution import Solution
 
@@ -50,8 +49,6 @@ def sample(
     key: Array | None = None,
     method: str | MethodOption = "auto",
     coarse: int | None = None,
-    window: int | None = None,
-    progress: Progress = False,
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 1,
 ) -> Solution:
@@ -77,16 +74,10 @@ def sample(
         inpaint: the part of an image that the samples keep, see `Inpaint`; None: none.
         key: a `jax.random` key, for schedules that add noise.
         method: as in `deeppcr.solve`. For images, whose Jacobians do not fit into memory, use
-            ``Newton(linearize=Gaussian())``, see `Gaussian`, or "picard", with a ``window``.
+            ``Newton(linearize=Gaussian(), window=...)``, see `Gaussian`, or "identity" (Picard).
         coarse: integer >= 1 (steps per model call): start Newton's method from a sampler that calls
             the model at every ``coarse``-th step and reuses its output in between. None: use the
-            initial guess of the method.
-        window: integer >= 1, the number of steps that Newton's method solves at once. None: use the
-            window of the method. ``coarse`` and ``window`` are not available for the sequential
-            method.
-        progress: True, to print a line to stderr after each iteration; or a function
-            ``(iteration, prefix, residual)``: see `deeppcr.Newton`. A sequential sampler is
-            reported once, at its end.
+            initial guess of the method. Not available for the sequential method.
         adjoint: as in `deeppcr.solve`. Derivatives are those of the sequential sampler.
         batch_ndim: the number of leading axes of ``x_T`` that are batch axes, whose samples the
             model treats independently.
@@ -100,8 +91,8 @@ def sample(
     Raises:
         TypeError: ``x_T`` is not floating, the model returns another shape, or ``schedule`` is not
             a `Schedule`.
-        ValueError: ``key`` is missing for a schedule that adds noise, a name is unknown, or an
-            option of Newton's method is given to the sequential method.
+        ValueError: ``key`` is missing for a schedule that adds noise, a name is unknown, or
+            ``coarse`` is given to the sequential method.
 
     Example:
         >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
@@ -127,7 +118,6 @@ def sample(
     conditioned = bind(model, args)
     check_count("steps", steps, "how many denoising steps")
     check_count("coarse", coarse, "how many steps there are per model call", optional=True)
-    check_count("window", window, "how many steps are solved at once", optional=True)
     check_count("batch_ndim", batch_ndim, "how many batch axes x_T has", least=0)
     x_T = jnp.asarray(x_T)
     if x_T.ndim < batch_ndim:
@@ -137,12 +127,21 @@ def sample(
     if not jnp.issubdtype(x_T.dtype, jnp.floating):
         raise TypeError(f"x_T has dtype {x_T.dtype}, expected a floating one.")
     chosen = find_method(method)
-    _check_is_parallel(chosen, coarse=coarse, window=window)
+    if coarse is not None and isinstance(chosen, Sequential):
+        raise ValueError(
+            f"coarse is {coarse}, but method is {describe(chosen)}, which runs step by step and "
+            'has no coarse; expected None, or a parallel method: "auto", "newton", Newton(...).'
+        )
 
     table = inpainted(schedule.table(steps, start), inpaint, x_T)
     inputs = table.inputs(x_T.dtype)
     if table.is_noisy:
-        inputs["noise"] = step_noise(_checked_key(key, schedule), table.steps, x_T)
+        if key is None:
+            raise ValueError(
+                f"key is None, but {schedule} adds noise at every step: "
+                "expected a key, such as jax.random.key(0)."
+            )
+        inputs["noise"] = step_noise(key, table.steps, x_T)
     state = table.begin(x_T)
     _check_output(conditioned, table, state, inputs, x_T, batch_ndim)
     step = table.step(conditioned)
@@ -153,10 +152,6 @@ def sample(
         options["linearize"] = Surrogate(gaussian.step(table))
     if coarse is not None:
         options["initial_guess"] = _coarse_guess(table, conditioned, coarse)
-    if window is not None:
-        options["window"] = min(window, table.steps)
-    if progress is not False:
-        options["progress"] = progress
     chosen = dataclasses.replace(chosen, **options)
     found = solve(Chain(step, inputs), state, method=chosen, adjoint=adjoint, batch_ndim=batch_ndim)
     return dataclasses.replace(found, value=found.value["x"], trajectory=found.trajectory["x"])
@@ -178,26 +173,6 @@ def bind(model: Model, args: tuple[Any, ...]) -> Model:
     if not isinstance(args, tuple):
         raise TypeError(f"args is {describe_type(args)}, expected a tuple, such as (args,).")
     return (lambda x, t: model(x, t, *args)) if args else model
-
-
-def _check_is_parallel(method: MethodOption, **options: Any) -> None:
-    """Raise if an option of Newton's method is given, and the method is the sequential one."""
-    given = [name for name, value in options.items() if value is not None]
-    if given and isinstance(method, Sequential):
-        raise ValueError(
-            f"{given[0]} is {describe(options[given[0]])}, but method is {describe(method)}, which "
-            f"runs step by step and has no {given[0]}; expected None, or a parallel method: "
-            '"auto", "newton", "pcr", "picard", Newton(...).'
-        )
-
-
-def _checked_key(key: Array | None, schedule: Schedule) -> Array:
-    if key is None:
-        raise ValueError(
-            f"key is None, but {schedule} adds noise at every step: "
-            "expected a key, such as jax.random.key(0)."
-        )
-    return key
 
 
 def _check_output(

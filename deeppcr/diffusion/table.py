@@ -57,9 +57,9 @@ class Table:
         predict: ``[L]`` each: the coefficients ``p`` of ``x`` and ``q`` of ``m`` in ``x0``.
         update: ``[L]`` each: those of the next ``x``, and of the next memory.
         correct: the correction of the predicted original sample, or None.
+        learned: the type of the learned variance; None: it is left out.
         span: ``[L]``, of a learned variance: the logarithm of the ratio of the two deviations, or 1
             if there is one only, and 0 where there is no noise.
-        learned: the type of the learned variance; None: it is left out.
         init_noise_sigma: the standard deviation of ``x_T``.
     """
 
@@ -68,10 +68,10 @@ class Table:
     levels: Columns
     predict: Columns
     update: dict[str, Columns]
-    span: np.ndarray | None
     correct: Correction | None
-    learned: str | None
-    init_noise_sigma: float
+    learned: str | None = None
+    span: np.ndarray | None = None
+    init_noise_sigma: float = 1.0
 
     @property
     def steps(self) -> int:
@@ -157,11 +157,9 @@ def tabulate(
     update: Mapping[str, Terms],
     *,
     scale: Column = 1.0,
-    learned: str | None = None,
-    span: np.ndarray | None = None,
-    init_noise_sigma: float = 1.0,
+    **others: Any,
 ) -> Table:
-    """The table of these columns.
+    """The table of these columns, and ``others`` of `Table`.
 
     The prediction type and the correction are those of the configuration. Coefficients that are all
     zero are left out, and so is memory that nothing reads.
@@ -191,7 +189,5 @@ def tabulate(
         predict=wide(predict),
         update={name: row for name, row in rows.items() if name in read},
         correct=correct,
-        learned=learned,
-        span=span,
-        init_noise_sigma=init_noise_sigma,
+        **others,
     )

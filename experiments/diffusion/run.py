@@ -77,7 +77,7 @@ ITERATIONS = {
 }
 WINDOWED = ("gaussian", "picard")  # no derivatives, so that an iteration costs its model calls
 METHODS: dict[str, Mapping[str, Any]] = {  # options of `deeppcr.diffusion.sample`
-    name: {"method": newton} | ({"window": WINDOW} if name in WINDOWED else {})
+    name: {"method": dataclasses.replace(newton, window=WINDOW if name in WINDOWED else None)}
     for name, newton in ITERATIONS.items()
 }
 COUNTED_DRAWS = 2  # samples whose iterations are counted

@@ -54,7 +54,7 @@ METHODS = [
     *((name, {"method": "newton"}) for name in ("ancestral", "flow", "heun", "plms")),
     ("unipc", {"method": "sequential"}),
     ("dpm solver", {"method": Newton(linearize="diagonal")}),
-    ("ddpm", {"method": "picard", "coarse": 4, "window": 5}),
+    ("ddpm", {"method": Newton("identity", window=5), "coarse": 4}),
     ("ddim", {"method": "auto"}),
 ]
 

@@ -170,7 +170,7 @@ def test_all_draws_differ_and_every_sampler_makes_the_same_of_them(
     assert len({float(x[0, 0]) for _, x, _, _ in arguments}) == DRAWS
     assert setup.labels.tolist() == [*range(10)] * DRAWS
     run, found = jax.jit(setup.sequential()), []
-    variant = setup.variant({"method": Newton(), "coarse": 2, "window": 2}, found)
+    variant = setup.variant({"method": Newton(window=2), "coarse": 2}, found)
     expected = [run(*each) for each in arguments]
     for each, samples in zip(arguments, expected, strict=True):
         np.testing.assert_allclose(variant.solve(*each).value, samples, rtol=1e-4, atol=1e-4)
