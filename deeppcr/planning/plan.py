@@ -7,6 +7,7 @@ from typing import Any, Literal, Never
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import depth
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
@@ -288,7 +289,9 @@ def _tried(instance: Instance, method: Newton, block: int) -> tuple[int, str]:
     except RuntimeError:  # this process was started without one
         cpu = jax.local_devices()[0]
     with jax.default_device(cpu), on_no_mesh():
-        arrays = jax.device_put((instance.state, instance.inputs), cpu)
+        # A mesh of one: put on a device, arrays keep the types that they have on an explicit mesh.
+        here = NamedSharding(Mesh([cpu], "here"), PartitionSpec())
+        arrays = jax.device_put((instance.state, instance.inputs), here)
         state, inputs = jax.tree.map(jnp.asarray, arrays)
         first = dataclasses.replace(instance, length=steps)
         inputs = jax.tree.map(lambda x: x[:steps], inputs)
