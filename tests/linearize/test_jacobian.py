@@ -10,7 +10,16 @@ import pytest
 from deeppcr import BlockDiagonal, Diagonal
 from deeppcr.chain import trace_chain
 from deeppcr.linearize import Dense
-from tests.linearize.steps import MIX, W, by_rows, dense, elementwise, in_pairs, pairs_by_rows
+from tests.linearize.steps import (
+    MIX,
+    W,
+    by_rows,
+    dense,
+    elementwise,
+    in_pairs,
+    leaf_by_leaf,
+    pairs_by_rows,
+)
 from tests.problems import L, assert_agree, normal
 
 
@@ -97,6 +106,7 @@ KINDS = [
     [
         *((elementwise, *kind, 1 << 26) for kind in KINDS[:4:2]),
         *((in_pairs, *kind, 1 << 26) for kind in KINDS[1:4]),
+        (leaf_by_leaf, *KINDS[3], 1 << 26),  # blocks with entries of both
         *((dense, *kind, 1 << 26) for kind in KINDS[:4]),
         *((by_rows, *kind, 1 << 26) for kind in KINDS[:3]),
         *((dense, *kind, SOME) for kind in KINDS[1::2]),
