@@ -187,27 +187,27 @@ class NewtonSolver:
         origin = axis.before(entry, now.states)
         blocks: Blocks = self.linearization.blocks(window, origin)
         index, sizes, history = axis.indices(origin.shape), now.sizes, now.history
-        # The first step starts from a known state. An update in place would be a kernel of its own
-        # on a GPU; on a TPU the iteration of a GRU would take 4 times as long (jax 0.10.2).
-        change = now.value - blocks.apply_only(origin)
-        states = self.solver.solve_unguarded(blocks, jnp.where(index == 0, now.value, change))
         if region := self._region:
             seen = jnp.where(index < reached.prefix - start, now.states, 0)
             both = jnp.maximum(jnp.abs(now.states), jnp.abs(now.value))
             seen = jnp.where(now.counted == 0, both, seen)
             sizes = jnp.maximum(sizes, axis.largest(largest(seen)))
-            states = region.clip(now.states, states, sizes)
-        # What overflows would spread to all later steps.
-        states = jnp.where(jnp.isfinite(states), states, now.states)
-        # The recurrence reproduces states that are exact to the last bit only to rounding.
-        states = jnp.where(index < reached.exact - start, now.value, states)
-        if region:
+            states = region.limited(self.solver, blocks, now.states, now.value, sizes, axis)
 
             def sweep(_: Array, states: Array) -> Array:
                 swept = like(window.evaluate(axis.before(entry, states)), states)
                 return jnp.where(jnp.isfinite(swept).all(axis=-1)[..., None], swept, states)
 
             states = lax.fori_loop(0, SWEEPS, sweep, like(states, states, now.value))
+        else:
+            # The first step starts from a known state. An update in place would be a kernel of its
+            # own on a GPU; on a TPU the iteration of a GRU would take 4 times as long (jax 0.10.2).
+            change = now.value - blocks.apply_only(origin)
+            states = self.solver.solve_unguarded(blocks, jnp.where(index == 0, now.value, change))
+        # What overflows would spread to all later steps.
+        states = jnp.where(jnp.isfinite(states), states, now.states)
+        # The recurrence reproduces states that are exact to the last bit only to rounding.
+        states = jnp.where(index < reached.exact - start, now.value, states)
         if acceleration := self.options.acceleration:
             states, history = acceleration(history, now.states, states, axis)
         solved = self._keeps_size(blocks, axis) if self.is_affine else jnp.zeros((), bool)

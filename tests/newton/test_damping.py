@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr import Chain, Clipped, Newton, Result, TrustRegion
+from deeppcr import BlockDiagonal, Chain, Clipped, Newton, Result, Scalar, TrustRegion
 from deeppcr.newton.damping import shrinkage
 from experiments.models.published import mala_chain
 from tests.problems import (
@@ -121,6 +121,17 @@ def test_auto_loses_nothing_that_plain_iterations_solve():
 def test_the_shrinkage_of_updates():
     update = np.array([[0.0, 0.0], [3.0, -4.0], [np.inf, 0.0], [np.nan, 1.0], [1e300, 0.0]])
     assert_agree(jax.jit(shrinkage)(update), np.array([1.0, 1 / np.sqrt(17.0), 0.0, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("linearize", ["zero", Scalar(0.3), BlockDiagonal(2)], ids=str)
+def test_blocks_of_a_batch_are_scaled(linearize):
+    """Each example by its own factor; one number that they share by the smallest."""
+    method = Newton(linearize, damping=TrustRegion(), max_iterations=2 * L)
+    chain = Chain(lambda z, x: jnp.tanh(z @ WEIGHT + x[None]), CONTRACTING.inputs)
+    start = 9 * normal(5, 2, 3)
+    solution = solve(chain, start, method=method, batch_ndim=1)
+    assert solution.result == Result.CONVERGED
+    assert_agree(solution.trajectory, trajectory(chain, start))
 
 
 @pytest.mark.parametrize("radius", [0, -1.0, float("nan")])
