@@ -135,6 +135,8 @@ def test_linear_part_is_the_derivative_with_the_output_held(name):
 def test_columns_that_are_nought_are_no_inputs():
     assert set(OF(DDIM).table(4).inputs(jnp.float32)) == {"time", "scale", "x"}
     assert set(OF(DDIM).table(4).inputs(jnp.float32)["x"]) == {"x", "m"}
+    low = OF(DDIM).table(4).inputs(jnp.bfloat16)  # where most coefficients would be 1
+    assert {leaf.dtype for leaf in jax.tree.leaves(low)} == {np.dtype("float32"), np.dtype("int32")}
 
 
 def test_the_logarithm_of_the_large_variance_is_that_variance():
