@@ -271,6 +271,7 @@ def test_a_grid_is_a_lower_bound(pallas):
     )
     cost = check(Case("grid", grid, (f(8),), 2, "the body at least: 2"), exact=False)
     assert [unknown.primitive for unknown in cost.unknown] == ["pallas_call"]
+    assert cost.work == 4 * 2 * 2  # in all steps
 
 
 def test_forty_doublings_answer_at_once():

@@ -160,6 +160,7 @@ UNKNOWN = [
     (loop(lambda n: n < 10, lambda n: n + 0, 0), f()),
     (loop(lambda n: n < 10, lambda n: n - 1, 0), f()),
     (loop(lambda n: n != 10, lambda n: n + 3, 0), f()),
+    (loop(lambda n: n != 10, lambda n: n - 1, 0), f()),
     (loop(lambda n: n >= 0, lambda n: n - 1, 9, dtype="uint8"), f()),
     (loop(lambda n: n < 127, lambda n: n + 2, 0, dtype="int8"), f()),
     (loop(lambda n: True, lambda n: n + 1, 0), f()),

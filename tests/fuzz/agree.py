@@ -84,15 +84,18 @@ def along(program: Any, path: Any, values: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(values[::-1])[::-1] if backward else np.maximum.accumulate(values)
 
 
+def signs(seed: int, shape: tuple[int, ...]) -> Any:
+    """Ones and minus ones, for each sample."""
+    draw = np.random.default_rng([seed, *shape])
+    return jnp.asarray(draw.choice([-1.0, 1.0], (SAMPLES, *shape)))
+
+
 def noisy(sample: Any, eps: float) -> Callable[..., Any]:
     """`jax.lax.scan` with the rounding errors of ``sample``, which may be traced."""
     numbers = itertools.count()
 
     def errors(*shape: int) -> Any:
-        signs = np.random.default_rng([next(numbers), *shape]).choice(
-            [-1.0, 1.0], (SAMPLES, *shape)
-        )
-        return jnp.asarray(signs)[sample] * eps
+        return signs(next(numbers), shape)[sample] * eps
 
     def scan(
         step: Any, init: Any, xs: Any = None, length: Any = None, reverse: bool = False
@@ -126,10 +129,7 @@ def disturbed_arguments(arguments: Any, sample: Any, eps: float) -> Any:
     """Weights, inputs and initial states with rounding errors."""
 
     def off(index: int, leaf: Any) -> Any:
-        signs = np.random.default_rng([index, *leaf.shape]).choice(
-            [-1.0, 1.0], (SAMPLES, *leaf.shape)
-        )
-        return leaf * (1 + jnp.asarray(signs)[sample] * eps).astype(leaf.dtype)
+        return leaf * (1 + signs(index, leaf.shape)[sample] * eps).astype(leaf.dtype)
 
     leaves, tree = jax.tree.flatten(arguments)
     return jax.tree.unflatten(tree, [off(index, leaf) for index, leaf in enumerate(leaves)])

@@ -46,25 +46,32 @@ INPUTS = {
     "key": "jax.random.split(jax.random.key(7), L)",
 }
 
-TRIED = {  # by kind of check
-    "value": """
+VALUE = """
     last, ys = run(scan, w, init, u)
     return {"last": last, "ys": ys}
-""",
-    "vmapped": """
-    def one(w, init, u):
-        last, ys = run(scan, w, init, u)
-        return {"last": last, "ys": ys}
+"""
+GRADIENT = """
+    value, by = jax.value_and_grad(partial(loss, scan), WRT)(w, init, u)
+    return {"loss": value} | named(by)
+"""
+VMAPPED = 'jax.vmap(one, MAPPED, -1, axis_name="examples")(*many(w, init, u))'
+ON_A_MESH = "on_a_mesh(one, *many(w, init, u))"
 
-    return jax.vmap(one, MAPPED, -1, axis_name="examples")(*many(w, init, u))
-""",
-    "on a mesh": """
-    def one(w, init, u):
-        last, ys = run(scan, w, init, u)
-        return {"last": last, "ys": ys}
 
-    return on_a_mesh(one, *many(w, init, u))
-""",
+def around(tried: str, call: str) -> str:
+    """The same of each of several examples."""
+    inside = tried.replace("\n    ", "\n        ")
+    return f"\n    def one(w, init, u):{inside}\n    return {call}\n"
+
+
+TRIED = {  # by kind of check
+    "value": VALUE,
+    "value, eager": VALUE,
+    "vmapped": around(VALUE, VMAPPED),
+    "on a mesh": around(VALUE, ON_A_MESH),
+    "gradient": GRADIENT,
+    "vmapped gradient": around(GRADIENT, VMAPPED),
+    "gradient on a mesh": around(GRADIENT, ON_A_MESH),
     "nested": """
     def again(init, _):
         last, ys = run(scan, w, init, u)
@@ -80,22 +87,6 @@ TRIED = {  # by kind of check
 
     primals = taken(w, init, u)
     return jax.jvp(one, primals, along(primals))[1]
-""",
-    "gradient": """
-    value, by = jax.value_and_grad(partial(loss, scan), WRT)(w, init, u)
-    return {"loss": value} | named(by)
-""",
-    "vmapped gradient": """
-    def one(*args):
-        return named(jax.grad(partial(loss, scan), WRT)(*args))
-
-    return jax.vmap(one, MAPPED, -1, axis_name="examples")(*many(w, init, u))
-""",
-    "gradient on a mesh": """
-    def one(*args):
-        return named(jax.grad(partial(loss, scan), WRT)(*args))
-
-    return on_a_mesh(one, *many(w, init, u))
 """,
     "pullback": """
     def one(*moved):
@@ -149,7 +140,6 @@ def inner(scan, method="auto"):
     return partial(deeppcr.scan, method=method) if scan is ours else scan
 
 """
-TRIED["value, eager"] = TRIED["value"]
 
 
 def text(program: Scan) -> str:
@@ -199,34 +189,20 @@ def _run(program: Scan, weights: dict[str, str]) -> str:
         if leaf.name in program.vectors
     ]
     for node in program.used:
-        names = {
-            "a": node.a,
-            "b": node.b,
-            "n": program.n,
-            "w": weights.get(node.name),
-            "c": weights.get(node.name),
-        }
+        weight = weights.get(node.name)
+        names = {"a": node.a, "b": node.b, "n": program.n, "w": weight, "c": weight}
         if node.does.statement:
             inside.append(node.does.statement.format(**names))
         inside.append(f"{node.name} = {node.does.text.format(**names) or node.a}")
-    inside.append(
-        "new = {"
-        + ", ".join(f'"{leaf.name}": {leaf.update(program.n)}' for leaf in program.leaves)
-        + "}"
-    )
+    new = ", ".join(f'"{leaf.name}": {leaf.update(program.n)}' for leaf in program.leaves)
+    inside.append(f"new = {{{new}}}")
     ys = "".join(f"{_output(output)}, " for output in program.outputs)
     inside.append("return new, new" if program.through == "solve" else f"return new, ({ys})")
     body = "".join(f"        {line}\n" for line in inside)
     needed = [name for name in INPUTS if f'x["{name}"]' in body]
     xs = "{" + ", ".join(f'"{name}": {INPUTS[name]}' for name in needed) + "}" if needed else "None"
-    wrappers = {
-        "jit": "    step = jax.jit(step)\n",
-        "checkpoint": "    step = jax.checkpoint(step)\n",
-        "": "",
-    }
-    wrap = wrappers[program.wrapped] + (
-        "    step = jax.vmap(step, (0, None))\n" if program.batch else ""
-    )
+    wrap = f"    step = jax.{program.wrapped}(step)\n" if program.wrapped else ""
+    wrap += "    step = jax.vmap(step, (0, None))\n" if program.batch else ""
     ending = ", reverse=True" if program.reverse else ""
     scan = f"scan(step, init, {xs}, L{ending})"
     if program.through == "solve":
