@@ -22,10 +22,11 @@ from deeppcr.chain import TracedChain
 from deeppcr.checks import describe
 from deeppcr.choose import MethodOption
 from deeppcr.chunks import scan_in_chunks
-from deeppcr.eager import is_hashable, kept
+from deeppcr.eager import compiled_once
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import is_number
+from deeppcr.platforms import is_eager
 from deeppcr.sequential import Sequential
 from deeppcr.solution import Run, Stats
 from deeppcr.state import Leaves
@@ -71,11 +72,18 @@ def solve_in_segments(
             )
         failure = "return" if method.on_failure == "raise" else method.on_failure
         method = dataclasses.replace(method, on_failure=failure)
-    run, step = _run, kept(chain.step) if in_float32(chain) is chain else None
-    if step is not None and is_hashable((method, adjoint)):  # eager calls compile once
-        run, chain = _run_compiled, dataclasses.replace(chain, step=step, function=None, adapt=None)
-    found: Run = run(chain, method, adjoint, solve)
-    return found
+    static = method, adjoint, solve
+    if in_float32(chain) is chain:  # else Newton's method traces the function again
+        leaves, tree = jax.tree.flatten(dataclasses.replace(chain, function=None, adapt=None))
+        if is_eager(leaves):
+            found: Run = compiled_once(_run_leaves, (tree, *static), leaves)
+            return found
+    return _run(chain, *static)
+
+
+def _run_leaves(static: tuple[Any, ...], leaves: Leaves) -> Run:
+    tree, *options = static
+    return _run(jax.tree.unflatten(tree, leaves), *options)
 
 
 def _run(chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solve) -> Run:
@@ -101,9 +109,6 @@ def _run(chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solv
         advance, (chain.initial, none), parts, length=length, size=adjoint.checkpoint
     )
     return dataclasses.replace(run, trajectory=states, outputs=outputs, last=state)
-
-
-_run_compiled = jax.jit(_run, static_argnames=("method", "adjoint", "solve"))
 
 
 def _joined(before: Run, now: Run, done: Array) -> Run:

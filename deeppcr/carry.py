@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from deeppcr.avals import abstract, like
-from deeppcr.eager import kept
+from deeppcr.eager import compiled_once
 from deeppcr.platforms import is_eager
 from deeppcr.rewrites.cut_first import evaluate
 from deeppcr.state import Leaves
@@ -97,10 +97,11 @@ class Carry:
         count, sources = len(self.kinds), frozenset[int]().union(*_sources(step, indices))
         read = tuple(i for i in range(len(inputs)) if count + i in sources)
         arrays = lax.stop_gradient((captured, self.initial, [inputs[i] for i in read]))
-        run, known = _run_ahead, step
-        if is_eager(jax.tree.leaves(arrays)) and (found := kept(step)):
-            run, known = _run_ahead_compiled, found
-        last, before = run(known, indices, read, length, reverse, *arrays)
+        static = step, indices, read, length, reverse
+        if is_eager(jax.tree.leaves(arrays)):
+            last, before = compiled_once(_run_ahead, static, *arrays)
+        else:
+            last, before = _run_ahead(static, *arrays)
         return dataclasses.replace(self, before=before, last=last)
 
     def unknown(self, length: int) -> Self:
@@ -216,19 +217,16 @@ def _kind(dtype: Any) -> Kind:
 
 
 def _run_ahead(
-    step: Step,
-    indices: tuple[int, ...],
-    read: tuple[int, ...],
-    length: int,
-    reverse: bool,
+    static: tuple[Step, tuple[int, ...], tuple[int, ...], int, bool],
     captured: Leaves,
     initial: Leaves,
     inputs: Leaves,
 ) -> tuple[Leaves, Leaves]:
     """The leaves at ``indices`` after the last step, and before each.
 
-    ``inputs``: those that are ``read``.
+    ``static``: the step, the indices, those of the ``inputs``, L, and whether the first is last.
     """
+    step, indices, read, length, reverse = static
     variables, count = step.jaxpr.invars, step.states
     wanted = [step.jaxpr.outvars[i] for i in indices]
     driven = [variables[i] for i in indices]
@@ -243,11 +241,6 @@ def _run_ahead(
         return evaluate(step.jaxpr, known | now, wanted), state
 
     return lax.scan(body, [initial[i] for i in indices], inputs, length, reverse)
-
-
-_run_ahead_compiled = jax.jit(
-    _run_ahead, static_argnames=("step", "indices", "read", "length", "reverse")
-)
 
 
 def _sources(step: Step, indices: Sequence[int]) -> list[frozenset[int]]:

@@ -22,8 +22,13 @@ from deeppcr.axis import LOCAL, ChainAxis, ChainSharding, explicit_mesh
 from deeppcr.carry import Carry
 from deeppcr.checks import describe, leaves_as_arrays
 from deeppcr.drawn import drawn_first
-from deeppcr.effects import couples_devices, named_shardings, without_steps, without_vmap
-from deeppcr.keys import drawn_alone
+from deeppcr.effects import (
+    couples_devices,
+    drawn_alone,
+    named_shardings,
+    without_steps,
+    without_vmap,
+)
 from deeppcr.layers import repeated
 from deeppcr.platforms import is_gpu
 from deeppcr.rewrites.cut_first import apply

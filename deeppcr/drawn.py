@@ -6,12 +6,13 @@ Newton's method, nor again for the gradient. Drawn by a step, it would be.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from deeppcr.eager import kept
+from deeppcr.eager import compiled_once
 from deeppcr.platforms import is_eager
 from deeppcr.state import Leaves
 from deeppcr.step import Step, extended
@@ -41,12 +42,11 @@ def drawn_first(step: Step, captured: Leaves, inputs: Leaves, length: int) -> tu
     read = _read(step.jaxpr, found)
     arrays = [x for x, v in zip(inputs, known, strict=False) if v in read]
     fixed = [constants[v] for v in step.jaxpr.constvars if v in read]
-    run, same = _draw, step
-    if is_eager([*arrays, *fixed]) and (cached := kept(step)):
-        run, same = _draw_compiled, cached
+    is_now = is_eager([*arrays, *fixed])
+    drawn = (partial(compiled_once, _draw) if is_now else _draw)(step, arrays, fixed)
     rest = needed(step.jaxpr, found, step.jaxpr.outvars)
     program = step.jaxpr._replace(invars=[*step.jaxpr.invars, *found], eqns=rest)
-    return extended(step, program, len(found)), run(same, arrays, fixed)
+    return extended(step, program, len(found)), drawn
 
 
 def _drawn(step: Step) -> list[Any]:
@@ -107,6 +107,3 @@ def _draw(step: Step, inputs: Leaves, captured: Leaves) -> Leaves:
 
     drawn: Leaves = jax.vmap(one)(inputs)
     return drawn
-
-
-_draw_compiled = jax.jit(_draw, static_argnums=0)

@@ -1,31 +1,50 @@
-"""Eager calls compile once: steps are cached by their programs.
+"""Eager calls compile once, for all steps of the same program.
 
-Every call traces its step, because the values that it closes over may have changed. If the program
-is that of an earlier call, the step of that call replaces it. So two problems with the same
-program, shapes and options are equal, and `jax.jit` reuses the program compiled for the first. Its
-cache is bounded, and is cleared by `jax.clear_caches`. A step holds no arrays of the user, and is
-kept as long as jax keeps a program made from it.
+Every call traces its step, because the values that it closes over may have changed. `jax.jit` would
+compile again for every new step. So here steps are compared by their programs: `jax.jit` finds what
+it compiled for an equal one. Its cache is bounded, and is cleared by `jax.clear_caches`. A step
+holds no arrays of the user.
 """
 
+import dataclasses
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
+
+import jax
+from jax.tree_util import PyTreeDef
 
 from deeppcr.signature import lasting_signature
 from deeppcr.step import Step
 
-_STEPS: WeakValueDictionary[Any, Step] = WeakValueDictionary()
 _SAID: set[str] = set()
 _log = logging.getLogger("deeppcr")
 
 
-def kept(step: Step) -> Step | None:
-    """The cached step of this program; None if it has no signature.
+def compiled_once(f: Callable[..., Any], static: Any, *arrays: Any) -> Any:
+    """``f(static, *arrays)``, compiled once for all static values that differ only in their steps.
 
-    The first such case is logged.
+    If they cannot be compared, it is compiled at every call.
+
+    Args:
+        f: a function that is always the same object.
+        static: a structure of arrays, a step, or a tuple of such and other values.
     """
-    program, reason = lasting_signature((step.jaxpr, step.program))
-    if reason:
+    key = program_key(static)
+    if key is None:
+        return jax.jit(partial(f, static))(*arrays)
+    return _run(f, _Static(static, key), arrays)
+
+
+def program_key(static: Any) -> Any | None:
+    """A value that is equal for static values whose steps have the same programs; None if unknown.
+
+    The first reason why a step has none is logged.
+    """
+    reasons: list[str] = []
+    key = _key(static, reasons)
+    for reason in reasons:
         if reason not in _SAID:
             _SAID.add(reason)
             _log.warning(
@@ -33,20 +52,35 @@ def kept(step: Step) -> Step | None:
                 "%s. Call it under jax.jit, or pass that value as an input.",
                 reason,
             )
-        return None
-    steps = step.derivative, step.example
-    others = [each and kept(each) for each in steps]
-    if any(each and not found for each, found in zip(steps, others, strict=True)):
-        return None
-    trees = step.state_tree, step.input_tree, step.output_tree
-    known = (program, *others, step.states, step.inputs, trees, step.weak)
-    return _STEPS.setdefault(known, step)
-
-
-def is_hashable(x: Any) -> bool:
-    """Whether a value can be a key; values with arrays cannot."""
     try:
-        hash(x)
-    except TypeError:
-        return False
-    return True
+        hash(key)
+    except TypeError:  # an option that holds arrays
+        return None
+    return None if reasons else key
+
+
+def _key(static: Any, reasons: list[str]) -> Any:
+    if isinstance(static, PyTreeDef):
+        static = static.node_data(), *static.children()
+    if isinstance(static, tuple | list):  # a list holds the names of a dictionary
+        return tuple(_key(each, reasons) for each in static)
+    if not isinstance(static, Step):
+        return static
+    program, reason = lasting_signature((static.jaxpr, static.program))
+    reasons += [reason] if reason else []
+    others = _key((static.derivative, static.example), reasons)
+    trees = static.state_tree, static.input_tree, static.output_tree
+    return program, others, static.states, static.inputs, trees, static.weak
+
+
+@dataclasses.dataclass(frozen=True)
+class _Static:
+    """A static value, equal to all others of its key."""
+
+    value: Any = dataclasses.field(compare=False)
+    key: Any
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _run(f: Callable[..., Any], static: _Static, arrays: tuple[Any, ...]) -> Any:
+    return f(static.value, *arrays)

@@ -1,10 +1,11 @@
-"""Side effects of programs, and derivative rules that are not jax's own."""
+"""What keeps a step from being one of many side by side, or from having a derivative."""
 
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.sharding import AxisType, NamedSharding
 
@@ -16,8 +17,11 @@ from depth.jaxprs import (
     called,
     equations,
     has_side_effects,
+    inside,
     interpret,
+    is_literal,
     is_reference,
+    moved_by,
     without_constants,
 )
 from depth.primitives import primitive
@@ -33,6 +37,7 @@ DIFFERENTIABLE = ("elementwise", "move", "product", "reduction")
 # jax has no derivative with respect to some of their operands.
 PARTIAL = {"igamma", "igamma_grad_a", "igammac", "polygamma", "regularized_incomplete_beta", "zeta"}
 LOCAL = ("axis_index", "pvary", "reduced_vary_cast")  # they name axes, and do not communicate
+THREEFRY = "key<fry>"
 MAPPED = ("all_gather", "pmax", "pmin", "ppermute", "psum")  # what `jax.vmap` maps, named or not
 
 
@@ -208,3 +213,32 @@ def side_effects(closed: Any) -> tuple[str, ...]:
 def _acting(equation: Any) -> str:
     refers = any(map(is_reference, (*equation.invars, *equation.outvars)))
     return "a mutable reference (jax.new_ref)" if refers else str(equation.primitive.name)
+
+
+def is_of_threefry(equation: Any) -> bool:
+    """Whether an equation, of kind "random", draws with keys of threefry."""
+    return str(equation.invars[0].aval.dtype) == THREEFRY
+
+
+def drawn_alone(jaxpr: Any) -> str:
+    """The keys by which a program draws bits that differ side by side; "" if it has none.
+
+    `jax.vmap` draws for each key what it draws for the key alone only if keys are those of
+    threefry, jax's default. Keys that are the same in all steps do no harm.
+    """
+    moved = moved_by(jaxpr, jaxpr.invars)
+    for equation in jaxpr.eqns:
+        if moved.intersection(x for x in equation.invars if not is_literal(x)):
+            within = [each for program in inside(equation) for each in equations(program)]
+            found = next(filter(_draws_alone, [equation, *within]), None)
+            if found is not None:
+                return str(found.invars[0].aval.dtype)
+    return ""
+
+
+def _draws_alone(equation: Any) -> bool:
+    if equation.primitive.name == "rng_bit_generator":  # of a state, not of a key
+        return True
+    is_key = equation.invars and jnp.issubdtype(equation.invars[0].aval.dtype, jax.dtypes.prng_key)
+    draws = primitive(equation).kind == "random" or equation.primitive.name == "random_gamma"
+    return bool(draws and is_key and not is_of_threefry(equation))

@@ -6,7 +6,6 @@ share are not copied, so a gradient with respect to them is one sum over example
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -114,46 +113,3 @@ def _step_of_examples(
     )
     constants = list(map(jnp.asarray, getattr(closed, "consts", ())))
     return dataclasses.replace(step, jaxpr=program, example=step), constants
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["rest"],
-    meta_fields=["method", "problem", "axes", "size", "captured"],
-)
-@dataclasses.dataclass(frozen=True)
-class SolverPerExample:
-    """A method on every example of a chain at once, each independently.
-
-    Attributes:
-        rest: the leaves of the problem besides those of its chain, of all examples.
-        method: the method for an example.
-        problem: the structure of the problem of one example.
-        axes: the batch axes of its leaves.
-        size: the number of examples.
-        captured: the number of arrays that the step of an example captures.
-    """
-
-    rest: Leaves
-    method: Any
-    problem: Any
-    axes: tuple[int | None, ...]
-    size: int
-    captured: int
-
-    def bind(self, chain: TracedChain, unpadded: TracedChain) -> "SolverPerExample":
-        """Itself: each example is bound on its own."""
-        return self
-
-    def solve(self, chain: TracedChain) -> Run:
-        """All examples."""
-
-        def one(*leaves: Any) -> Run:
-            problem = jax.tree.unflatten(self.problem, leaves)
-            solver = problem.with_arrays(self.method).bind(*problem.chains)
-            run: Run = problem.by(solver)(problem.chain)
-            return run
-
-        leaves = [*chain.initial, *chain.inputs, *chain.captured[: self.captured], *self.rest]
-        run: Run = jax.vmap(one, self.axes, OF_RUN, axis_size=self.size)(*leaves)
-        return run

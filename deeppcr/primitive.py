@@ -24,23 +24,18 @@ from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.avals import like
 from deeppcr.calls import Call, without_unused
 from deeppcr.chain import TracedChain
+from deeppcr.eager import compiled_once, program_key
 from deeppcr.examples import differing
 from deeppcr.platforms import by_platform, is_eager, platforms
-from deeppcr.problem import Problem, converted_structure, kept_structure, step_of
+from deeppcr.problem import Problem, converted_structure, solution_of, step_of
 from deeppcr.rewrites.one_function import has_one_function
 from deeppcr.signature import Signed
 from deeppcr.solution import Run
 from depth.counts import named_axes
 from depth.jaxprs import HoldsProgram, Program, equations, without_constants
 
-
-@jax.custom_jvp
-def solve(problem: Problem) -> Run:
-    """The solution, differentiable in the arrays of the chain, to every order."""
-    solvers = {}
-    for name, method in problem.methods().items():
-        solvers[name] = problem.by(problem.with_arrays(method).bind(*problem.chains))
-    return by_platform(solvers)(problem.chain)
+solve = jax.custom_jvp(solution_of)
+"""The solution, differentiable in the arrays of the chain, to every order."""
 
 
 @partial(solve.defjvp, symbolic_zeros=True)
@@ -112,7 +107,7 @@ class _Structures(Signed, HoldsProgram):
     @property
     def signature(self) -> Any | None:
         """See `Signed`: with it, the structure of the problem determines the solution."""
-        return kept_structure(self.problem)
+        return program_key(self.problem)
 
 
 def bind_problem(
@@ -124,7 +119,8 @@ def bind_problem(
     """
     leaves, tree = jax.tree.flatten(problem)
     if is_eager(leaves):
-        leaves, tree = jax.tree.flatten(_eagerly(problem, keeps_states))
+        found = compiled_once(_solution, (tree, keeps_states), leaves)
+        leaves, tree = jax.tree.flatten(found)
         return partial(list, leaves), tree
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         # A new object each time, so that jax caches nothing for it.
@@ -142,23 +138,11 @@ def _closes_over_tracers(program: Any) -> bool:
     return any(isinstance(x, jax.core.Tracer) for x in getattr(program, "consts", ()))
 
 
-def _eagerly(problem: Problem, keeps_states: bool) -> Run:
-    """The solution, compiled once for all problems that differ only in their arrays."""
-    known = problem.kept
-    if known:
-        found: Run = _compiled(known, keeps_states)
-        return found
-    once: Run = jax.jit(lambda problem: _solution(problem, keeps_states))(problem)
-    return once
-
-
-def _solution(problem: Problem, keeps_states: bool) -> Run:
-    bind, tree = bind_problem(problem)
-    run: Run = jax.tree.unflatten(tree, bind())
+def _solution(static: tuple[Any, bool], leaves: Sequence[Any]) -> Run:
+    tree, keeps_states = static
+    bind, out = bind_problem(jax.tree.unflatten(tree, leaves))
+    run: Run = jax.tree.unflatten(out, bind())
     return run if keeps_states or not run.last else dataclasses.replace(run, trajectory=[])
-
-
-_compiled = jax.jit(_solution, static_argnums=1)
 
 
 def _abstract(
@@ -282,7 +266,8 @@ def _map(
     on_axes: list[int | None] = [0] * len(leaves)
     on: Run = jax.tree.unflatten(structures.run, range(len(leaves)))
     of_steps = [*on.trajectory, *on.outputs]
-    if any(each is not None for each in axes[len(axes) - problem.of_method :]):
+    own = len(jax.tree.leaves(problem.arrays))
+    if any(each is not None for each in axes[len(axes) - own :]):
         differ = [True] * len(of_steps)  # within the tolerance
     else:
         differ = differing(problem.chain.step, axis.size, axes, axis.name)

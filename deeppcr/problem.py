@@ -23,8 +23,7 @@ from deeppcr.choose import (
     choose_adjoint,
     choose_method,
 )
-from deeppcr.eager import is_hashable, kept
-from deeppcr.examples import Axes, SolverPerExample, at_front, chain_of_examples
+from deeppcr.examples import OF_RUN, Axes, at_front, chain_of_examples
 from deeppcr.linearize import (
     BlockDiagonal,
     Dense,
@@ -39,7 +38,7 @@ from deeppcr.linearize import (
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
-from deeppcr.platforms import DEFAULT, differing, platforms
+from deeppcr.platforms import DEFAULT, by_platform, differing, platforms
 from deeppcr.sharding import on_shards
 from deeppcr.solution import Run
 from deeppcr.state import Leaves
@@ -58,16 +57,10 @@ class Examples(NamedTuple):
     size: int
     captured: int
 
-    @property
-    def kept(self) -> "Examples | None":
-        """See `kept_structure`."""
-        problem = kept_structure(self.problem)
-        return problem and self._replace(problem=problem)
-
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["chain", "in_float32", "guess", "atol", "linearize", "linearize_adjoint"],
+    data_fields=["chain", "in_float32", "arrays"],
     meta_fields=["method", "adjoint", "length", "examples"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +70,8 @@ class Problem:
     Attributes:
         chain: without the user's function.
         in_float32: the same in float32 or better, without initial state and inputs; None if equal.
-        guess: leaves of the initial trajectory, if one was given.
-        atol: ``[L]``, absolute tolerances, if there is one for each step.
-        linearize: the user's linearisation; None for a name.
-        linearize_adjoint: that of the adjoint.
+        arrays: of the options that are no names or numbers: "initial_guess", leaves of a
+            trajectory; "atol", ``[L]``; "linearize" and "linearize_adjoint", of the user's.
         method: without the arrays above.
         adjoint: without the arrays above; None for "auto".
         length: of the user's chain, without padding for even shards.
@@ -89,10 +80,7 @@ class Problem:
 
     chain: TracedChain
     in_float32: TracedChain | None
-    guess: Leaves | None
-    atol: Any
-    linearize: Linearization | None
-    linearize_adjoint: Linearization | None
+    arrays: dict[str, Any]
     method: MethodOption
     adjoint: AdjointOption
     length: int
@@ -103,93 +91,31 @@ class Problem:
         cls, chain: TracedChain, unpadded: TracedChain, method: MethodOption, adjoint: AdjointOption
     ) -> "Problem":
         """The problem of ``chain``, which is ``unpadded`` padded to even shards."""
-        in_float32, guess, atol, linearize, of_adjoint = None, None, None, None, None
+        in_float32, arrays = None, dict[str, Any]()
         if isinstance(method, Newton):
-            linearize = find_linearization(method.linearize)
-            method = dataclasses.replace(method, linearize="auto") if linearize else method
+            if linearize := find_linearization(method.linearize):
+                arrays["linearize"] = _bound(linearize, unpadded)
+                method = dataclasses.replace(method, linearize="auto")
             if not is_number(method.atol):
-                atol, method = method.atol, dataclasses.replace(method, atol=0.0)
+                arrays["atol"], method = method.atol, dataclasses.replace(method, atol=0.0)
         if isinstance(method, Newton | Auto):
             users: Any = method.initial_guess  # a name, or a function of the chain
             if not isinstance(users, str):
                 inputs = unpadded.axis.in_order(unpadded.inputs)
-                guess = users(dataclasses.replace(unpadded, inputs=inputs))
+                arrays["initial_guess"] = users(dataclasses.replace(unpadded, inputs=inputs))
                 method = dataclasses.replace(method, initial_guess="apply")
-            found = chain_in_float32(chain)
-            in_float32 = (
-                None if found is chain else dataclasses.replace(found, initial=[], inputs=[])
-            )
-        if isinstance(adjoint, Adjoint):
-            of_adjoint = find_linearization(adjoint.linearize)
-            adjoint = dataclasses.replace(adjoint, linearize="auto") if of_adjoint else adjoint
-        linearize, of_adjoint = (
-            None if each is None else _bound(each, unpadded) for each in (linearize, of_adjoint)
-        )
+            if (found := chain_in_float32(chain)) is not chain:
+                in_float32 = dataclasses.replace(found, initial=[], inputs=[])
+        if isinstance(adjoint, Adjoint) and (linearize := find_linearization(adjoint.linearize)):
+            arrays["linearize_adjoint"] = _bound(linearize, unpadded)
+            adjoint = dataclasses.replace(adjoint, linearize="auto")
         chain = dataclasses.replace(chain, function=None, adapt=None)
-        return cls(
-            chain, in_float32, guess, atol, linearize, of_adjoint, method, adjoint, unpadded.length
-        )
-
-    @property
-    def kept(self) -> "Problem | None":
-        """The same with cached steps; None if a step or an option has no signature."""
-        parts: dict[str, Any] = {
-            "chain": _kept_chain(self.chain),
-            "in_float32": self.in_float32 and _kept_chain(self.in_float32),
-            "linearize": self.linearize and self.linearize.kept,
-            "linearize_adjoint": self.linearize_adjoint and self.linearize_adjoint.kept,
-            "examples": self.examples and self.examples.kept,
-        }
-        if any(part is None and getattr(self, name) is not None for name, part in parts.items()):
-            return None
-        problem = dataclasses.replace(self, **parts)
-        return problem if is_hashable(jax.tree.structure(problem)) else None
-
-    def with_arrays(self, method: Method) -> Any:
-        """``method`` with the arrays of this problem, to be bound to `chains`."""
-        if self.examples is not None and isinstance(method, Newton):
-            return SolverPerExample(self.rest, method, *self.examples)
-        if isinstance(method, Newton) and self.guess is not None:
-            method = dataclasses.replace(method, initial_guess=self.guess)
-        if isinstance(method, Newton) and self.linearize is not None:
-            method = dataclasses.replace(method, linearize=self.linearize)
-        if isinstance(method, Newton) and self.atol is not None:
-            method = dataclasses.replace(method, atol=self.atol)
-        return method
-
-    def by(self, solver: Any) -> Callable[[TracedChain], Run]:
-        """A bound method, on every shard of the chain at once."""
-        axis = self.chain.axis
-        if isinstance(solver, SolverPerExample) or not isinstance(axis, ChainSharding):
-            solve: Callable[[TracedChain], Run] = solver.solve
-            return solve
-        along, replicated = axis.along, P()
-        out: Any = Run(along, along, *[replicated] * 3)  # type: ignore[arg-type]
-        specs = (solver.sharded(along, replicated),)
-        return partial(on_shards, type(solver).solve, solver, specs=specs, out=out)
-
-    @property
-    def chains(self) -> tuple[TracedChain, TracedChain]:
-        """The chain, and the user's chain without padding."""
-        chain = self.chain
-        if self.in_float32 is not None:
-            function = self.in_float32.step.as_function(self.in_float32.captured)
-            chain = dataclasses.replace(chain, function=function)
-        return chain, dataclasses.replace(chain, length=self.length)
+        return cls(chain, in_float32, arrays, method, adjoint, unpadded.length)
 
     @property
     def rest(self) -> Leaves:
         """The leaves besides those of the chain."""
-        return jax.tree.leaves(self._beside)
-
-    @property
-    def _beside(self) -> tuple[Any, ...]:
-        return self.in_float32, self.guess, self.atol, self.linearize, self.linearize_adjoint
-
-    @property
-    def of_method(self) -> int:
-        """The number of leaves of the method and the adjoint: the last ones."""
-        return len(jax.tree.leaves(self._beside[1:]))
+        return jax.tree.leaves((self.in_float32, self.arrays))
 
     def of_examples(self, size: int, axes: Axes) -> "Problem":
         """The problem of ``size`` examples, which are on these axes of its leaves."""
@@ -199,12 +125,13 @@ class Problem:
             axes = axes[len(leaves) :]
         many, of_chain = chain_of_examples(chain, size, *each)
         moved, of_rest = at_front(self.rest, axes)
-        beside = jax.tree.unflatten(jax.tree.structure(self._beside), moved)
-        names = "in_float32", "guess", "atol", "linearize", "linearize_adjoint"
+        beside: Any = jax.tree.structure((self.in_float32, self.arrays))
+        in_float32, arrays = jax.tree.unflatten(beside, moved)
         structure = jax.tree.structure(self)
         examples = Examples(structure, (*of_chain, *of_rest), size, len(chain.captured))
-        parts = dict(zip(names, beside, strict=True))
-        return dataclasses.replace(self, chain=many, examples=examples, **parts)
+        return dataclasses.replace(
+            self, chain=many, in_float32=in_float32, arrays=arrays, examples=examples
+        )
 
     def can_be_mapped(self, size: Any, axes: Axes) -> bool:
         """Whether ``size`` examples on these axes of the leaves can form one problem.
@@ -214,14 +141,16 @@ class Problem:
         step = self.chain.step
         if step.program is not None or step.derivative is not None:
             return False
-        used = self.linearize_adjoint
-        if used is None and (self.adjoint is None or isinstance(self.adjoint, Adjoint)):
-            used = None if self.linearize is None else self.linearize.of_adjoint
-        if not isinstance(size, int) or not size or used is None:
-            return isinstance(size, int) and size > 0
-        own = len(jax.tree.leaves((self.linearize, self.linearize_adjoint)))
+        if not isinstance(size, int) or not size:
+            return False
+        own, used = self.arrays.get("linearize"), self.arrays.get("linearize_adjoint")
+        count = len(jax.tree.leaves((own, used)))  # the last leaves
+        if used is None and own and (self.adjoint is None or isinstance(self.adjoint, Adjoint)):
+            used = own.of_adjoint
+        if used is None:
+            return True
         if isinstance(used, Scalar):
-            is_shared = all(axis is None for axis in axes[len(axes) - own :])
+            is_shared = all(axis is None for axis in axes[len(axes) - count :])
             return is_shared and used.of_input is None
         return isinstance(used, Dense | Diagonal | BlockDiagonal | Zero)
 
@@ -244,30 +173,18 @@ class Problem:
         """The adjoint, by platform."""
         shapes, adjoint = self.chain.abstract, self.adjoint
         method = None if isinstance(self.method, Auto) else self.method
-        if isinstance(method, Newton) and self.linearize is not None:
-            method = dataclasses.replace(method, linearize=self.linearize.of_adjoint or "auto")
+        if isinstance(method, Newton) and "linearize" in self.arrays:
+            blocks = self.arrays["linearize"].of_adjoint or "auto"
+            method = dataclasses.replace(method, linearize=blocks)
         found: dict[str, AdjointOption] = {DEFAULT: adjoint}
         if adjoint is None:
             found = differing(
                 {name: choose_adjoint(shapes, method, name).option for name in platforms()}
             )
-        elif isinstance(adjoint, Adjoint) and self.linearize_adjoint is not None:
-            found = {DEFAULT: dataclasses.replace(adjoint, linearize=self.linearize_adjoint)}
+        elif isinstance(adjoint, Adjoint) and "linearize_adjoint" in self.arrays:
+            blocks = self.arrays["linearize_adjoint"]
+            found = {DEFAULT: dataclasses.replace(adjoint, linearize=blocks)}
         return {name: resolve_adjoint(each, method, shapes) for name, each in found.items()}
-
-
-def _kept_chain(chain: TracedChain) -> TracedChain | None:
-    step = kept(chain.step)
-    return None if step is None else dataclasses.replace(chain, step=step)
-
-
-def kept_structure(structure: Any) -> Any:
-    """The structure of a problem, with cached steps; None if there is none.
-
-    Equal structures are those of problems that differ only in their arrays.
-    """
-    known = _of_structure(structure).kept
-    return None if known is None else jax.tree.structure(known)
 
 
 def converted_structure(structure: Any, convert: Callable[[Program], Program]) -> Any:
@@ -295,6 +212,47 @@ def step_of(structure: Any) -> Step:
 def _of_structure(structure: Any) -> Problem:
     problem: Problem = jax.tree.unflatten(structure, [object()] * structure.num_leaves)
     return problem
+
+
+def solution_of(problem: Problem) -> Run:
+    """The solution of a problem."""
+    chain, axis = problem.chain, problem.chain.axis
+    if problem.in_float32 is not None:
+        function = problem.in_float32.step.as_function(problem.in_float32.captured)
+        chain = dataclasses.replace(chain, function=function)
+    unpadded = dataclasses.replace(chain, length=problem.length)
+    solvers: dict[str, Callable[[TracedChain], Run]] = {}
+    for platform, method in problem.methods().items():
+        bound: Any = method
+        if isinstance(method, Newton):
+            if problem.examples is not None:
+                solvers[platform] = partial(_per_example, problem, method)
+                continue
+            options = {name: x for name, x in problem.arrays.items() if name != "linearize_adjoint"}
+            bound = dataclasses.replace(method, **options)
+        bound = bound.bind(chain, unpadded)
+        solvers[platform] = bound.solve
+        if isinstance(axis, ChainSharding):
+            along, replicated = axis.along, P()
+            out: Any = Run(along, along, *[replicated] * 3)  # type: ignore[arg-type]
+            specs = (bound.sharded(along, replicated),)
+            solvers[platform] = partial(on_shards, type(bound).solve, bound, specs=specs, out=out)
+    return by_platform(solvers)(problem.chain)
+
+
+def _per_example(problem: Problem, method: Newton, chain: TracedChain) -> Run:
+    """All examples at once, each independently."""
+    assert problem.examples is not None
+    structure, axes, size, captured = problem.examples
+
+    def one(*leaves: Any) -> Run:
+        return solution_of(
+            dataclasses.replace(jax.tree.unflatten(structure, leaves), method=method)
+        )
+
+    leaves = [*chain.initial, *chain.inputs, *chain.captured[:captured], *problem.rest]
+    found: Run = jax.vmap(one, axes, OF_RUN, axis_size=size)(*leaves)
+    return found
 
 
 def _bound(linearization: Linearization, chain: TracedChain) -> Linearization:

@@ -149,12 +149,15 @@ CLEARED = """
 import gc
 import jax, jax.numpy as jnp
 import deeppcr
-from deeppcr import eager
-deeppcr.scan(lambda z, x: (jnp.sin(z) + x, None), jnp.zeros(2), jnp.ones((6, 2)), method="newton")
-assert len(eager._STEPS) == 1
+from deeppcr.step import Step
+def steps():
+    gc.collect()
+    return sum(isinstance(each, Step) for each in gc.get_objects())
+for _ in range(3):
+    deeppcr.scan(lambda z, x: (jnp.sin(z) + x, None), jnp.zeros(2), jnp.ones((6, 2)), method="newton")
+    assert steps() == 1
 jax.clear_caches()
-gc.collect()
-assert not eager._STEPS
+assert not steps()
 """
 
 

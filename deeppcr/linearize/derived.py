@@ -21,7 +21,6 @@ from jax import Array
 from deeppcr.avals import abstract
 from deeppcr.chain import TracedChain
 from deeppcr.checks import describe
-from deeppcr.eager import kept
 from deeppcr.linear import Blocks
 from deeppcr.linearize.exact import Exact, exact_linearization, find_linearization
 from deeppcr.linearize.linearization import Linearization
@@ -87,11 +86,6 @@ class Clipped(Linearization):
 
     def traced(self, chain: TracedChain) -> "Clipped":
         return dataclasses.replace(self, linearize=self._inside.traced(chain))
-
-    @property
-    def kept(self) -> "Clipped | None":
-        inside = self._inside.kept
-        return dataclasses.replace(self, linearize=inside) if inside else None
 
     @property
     def of_adjoint(self) -> Linearization | None:
@@ -220,13 +214,6 @@ class TracedSurrogate(Linearization):
 
     def check(self, step: Step, length: int) -> None:
         self.linearization.check(self.step, length)
-
-    @property
-    def kept(self) -> "TracedSurrogate | None":
-        step, linearization = kept(self.step), self.linearization.kept
-        if step is None or linearization is None:
-            return None
-        return dataclasses.replace(self, step=step, linearization=linearization)
 
     @property
     def of_adjoint(self) -> None:

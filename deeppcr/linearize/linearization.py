@@ -77,11 +77,6 @@ class Linearization(ABC):
         return self
 
     @property
-    def kept(self) -> "Linearization | None":
-        """The same with cached steps (see `deeppcr.eager`); None if one has no signature."""
-        return self
-
-    @property
     def of_adjoint(self) -> "Linearization | None":
         """The blocks of an adjoint that asks for none itself; None for the exact ones."""
         return self

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from deeppcr.avals import abstract
-from deeppcr.keys import is_of_threefry
+from deeppcr.effects import is_of_threefry
 from deeppcr.rewrites.cut_first import CUTS, apply, evaluate
 from deeppcr.rewrites.precision import in_full_precision
 from deeppcr.rewrites.small_products import is_small_product
