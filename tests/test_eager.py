@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
+from deeppcr.eager import program_key
+from deeppcr.step import trace
 from tests.problems import normal
 
 WEIGHT, INIT, XS = normal(0, 2, 2, scale=0.5), normal(1, 2), normal(2, 6, 2)
@@ -181,6 +183,8 @@ def test_a_step_that_cannot_be_compared_is_right_and_said_once(caplog):
     assert len(said) == 1
     assert "an array, float64[200]" in said[0]
     assert "jax.jit" in said[0]
+    step, _ = trace(lambda z, x: (inner(z) + x, None), INIT, jax.eval_shape(lambda: XS[0]))
+    assert program_key(step) is None  # nothing compiled for it is kept
 
 
 def test_a_number_in_a_jitted_carry_is_differentiated_around():
