@@ -67,8 +67,8 @@ def _drawn(step: Step) -> list[Any]:
             discrete.update(equation.outvars)
     made = {y for each in program.eqns if drawn.issuperset(each.outvars) for y in each.outvars}
     read = [x for each in program.eqns if made.isdisjoint(each.outvars) for x in each.invars]
-    atoms = [x for x in (*read, *program.outvars) if not is_literal(x)]
-    return [x for x in dict.fromkeys(atoms) if x in drawn]
+    ends = dict.fromkeys(x for x in (*read, *program.outvars) if not is_literal(x))
+    return [x for x in ends if x in drawn]
 
 
 def _floats(variable: Any) -> bool:

@@ -89,7 +89,8 @@ class Along:
         edges = (after, before, 0) if self.reverse else (before, after, 0)
 
         def padded(leaf: Array) -> Array:
-            padding = [edges if axis == self.axis else (0, 0, 0) for axis in range(leaf.ndim)]
+            padding = [(0, 0, 0)] * leaf.ndim
+            padding[self.axis] = edges
             return lax.pad(leaf, jnp.zeros((), leaf.dtype), padding)
 
         return jax.tree.map(padded, tree)

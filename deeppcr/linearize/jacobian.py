@@ -8,6 +8,7 @@ of the columns.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,6 @@ from jax import Array, lax
 from deeppcr.avals import like
 from deeppcr.chain import TracedChain
 from deeppcr.platforms import platform
-from deeppcr.rewrites.columns import columns
 from deeppcr.state import Leaves
 from deeppcr.step import Step
 
@@ -28,17 +28,6 @@ AT_ONCE = 1 << 26
 CACHED = 1 << 22
 # Up to this many directions there is too little to gain.
 FEW = 4
-
-
-def jacobians(chain: TracedChain, states: Array) -> Array:
-    """df/dz as ``[L, *batch, w, w]``; the sum over examples where they interact."""
-
-    def one(state: Array, inputs: Leaves) -> Array:
-        return jnp.moveaxis(columns(_pushed(chain, state, inputs), state), 0, -1)
-
-    with _differentiable(chain.step):
-        derivatives = jax.vmap(one)(states, chain.inputs)
-    return _by_rows(chain, derivatives)
 
 
 def diagonals(chain: TracedChain, states: Array, found: np.ndarray) -> Array:
@@ -79,7 +68,7 @@ def block_diagonals(
     directions = _seeds(found, chain.layout.width)
     if np.array_equal(groups, found):
         # [.., m, k of the output, k of the input]
-        return _by_rows(chain, _derivatives(chain, states, directions)[..., groups, :])
+        return by_rows(chain, _derivatives(chain, states, directions)[..., groups, :])
     row, place = (each[groups] for each in _places(found, chain.layout.width))
     together = row[:, :, None] == row[:, None, :]
 
@@ -87,10 +76,10 @@ def block_diagonals(
         picked = derivatives[..., groups[:, :, None], place[:, None, :]]
         return picked if together.all() else jnp.where(together, picked, 0)
 
-    return _by_rows(chain, _picked(chain, states, pick, directions))
+    return by_rows(chain, _picked(chain, states, pick, directions))
 
 
-def _by_rows(chain: TracedChain, derivatives: Array) -> Array:
+def by_rows(chain: TracedChain, derivatives: Array) -> Array:
     """Derivatives in reverse mode are rows of the Jacobian."""
     return jnp.swapaxes(derivatives, -1, -2) if chain.step.has_custom_vjp else derivatives
 
@@ -151,15 +140,18 @@ def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Arr
     wide = vectors.reshape((len(vectors), *(1,) * (len(shape) - 1), -1))
     basis = like(jnp.broadcast_to(wide, (len(vectors), *shape)), states)
 
-    def one(state: Array, inputs: Leaves) -> Array:
-        return jax.vmap(_pushed(chain, state, inputs), out_axes=-1)(basis)
+    derivative = derivative_of(chain.step)
 
-    with _differentiable(chain.step):
+    def one(state: Array, inputs: Leaves) -> Array:
+        linear = derivative(on_vectors(chain, inputs), state)[1]
+        return jax.vmap(linear, out_axes=-1)(basis)
+
+    with differentiable(chain.step):
         return jax.vmap(one)(states, chain.inputs)
 
 
 @contextmanager
-def _differentiable(step: Step) -> Iterator[None]:
+def differentiable(step: Step) -> Iterator[None]:
     """Raise an error that says what to do if jax cannot differentiate the step."""
     try:
         yield
@@ -174,16 +166,22 @@ def _differentiable(step: Step) -> Iterator[None]:
         ) from error
 
 
-def _pushed(chain: TracedChain, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
-    """The derivative of one step as a linear function; its transpose in reverse mode only."""
+def on_vectors(chain: TracedChain, inputs: Leaves) -> Callable[[Array], Array]:
+    """One step as a function of vectors."""
     layout, step = chain.layout, chain.step
 
     def f(vector: Array) -> Array:
         leaves = layout.unflatten(vector)
         return layout.flatten(step(leaves, inputs, chain.captured, step.at_once))
 
-    if not chain.step.has_custom_vjp:
-        push: Callable[[Array], Array] = jax.linearize(f, state)[1]
-        return push
-    _, pull = jax.vjp(f, state)
-    return lambda row: pull(row)[0]
+    return f
+
+
+def derivative_of(step: Step) -> Callable[..., Any]:
+    """``(f, x) -> (f(x), df/dx)`` as a linear function; its transpose in reverse mode only."""
+    return _pull if step.has_custom_vjp else jax.linearize
+
+
+def _pull(f: Callable[[Array], Array], x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    value, pull = jax.vjp(f, x)
+    return value, lambda row: pull(row)[0]

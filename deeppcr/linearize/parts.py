@@ -9,15 +9,25 @@ import dataclasses
 from abc import abstractmethod
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count
 from deeppcr.linear import BlockDiagonals, Blocks, Diagonals, Matrices
-from deeppcr.linearize.jacobian import block_diagonals, diagonals, jacobians, probed_diagonals
+from deeppcr.linearize.jacobian import (
+    block_diagonals,
+    by_rows,
+    derivative_of,
+    diagonals,
+    differentiable,
+    on_vectors,
+    probed_diagonals,
+)
 from deeppcr.linearize.linearization import Linearization
-from deeppcr.state import StateLayout
+from deeppcr.rewrites.columns import columns
+from deeppcr.state import Leaves, StateLayout
 from deeppcr.step import Step
 from deeppcr.structure import find_structure
 
@@ -53,7 +63,15 @@ class Dense(Part):
     """
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        return Matrices(jacobians(chain, states))
+        derivative = derivative_of(chain.step)
+
+        def one(state: Array, inputs: Leaves) -> Array:
+            linear = derivative(on_vectors(chain, inputs), state)[1]
+            return jnp.moveaxis(columns(linear, state), 0, -1)
+
+        with differentiable(chain.step):
+            found = jax.vmap(one)(states, chain.inputs)
+        return Matrices(by_rows(chain, found))
 
     def groups(self, step: Step, layout: StateLayout) -> np.ndarray:
         return np.arange(layout.width, dtype=np.int32)[None]

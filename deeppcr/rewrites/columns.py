@@ -93,15 +93,14 @@ def _results(equation: Any, values: list[Any]) -> list[Any]:
     if all(map(_is_plain, values)):
         return bind(equation, values)
     if any(isinstance(value, Units) for value in values):
-        inner = called(equation)
-        if inner is not None and _may_enter(equation):
-            return run(inner, values, _results)
         if equation.primitive.name == "dot_general":
             if (rows := _rows(equation, values)) is not None:
                 return [rows]
         elif equation.primitive.name in MOVES:
             numbers = _moved(equation, values[0].numbers)
             return [Units(numbers, values[0].count, equation.outvars[0].aval.dtype)]
+        elif (inner := called(equation)) is not None and _may_enter(equation):
+            return run(inner, values, _results)
     count = next(
         value.count if isinstance(value, Units) else len(value.array)
         for value in values

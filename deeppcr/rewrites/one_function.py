@@ -92,7 +92,8 @@ def is_honoured() -> bool:
     try:
         with jax.default_device(device):
             compiled = jax.jit(partial(_marked, call_jaxpr=loop(vector))).lower(vector).compile()
-        found = EMITTED in compiled.runtime_executable().serialize()
+        code: Any = compiled.runtime_executable()
+        found = EMITTED in code.serialize()
     except Exception:  # an interface of jax has changed
         found = False
     if not found:
