@@ -12,6 +12,7 @@ distributed data (`Gaussian`), the identity (ParaDiGMS, Shih et al., NeurIPS 202
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from inspect import isfunction
 from typing import Any
 
 import jax
@@ -147,6 +148,9 @@ def sample(
     step = table.step(conditioned)
 
     options: dict[str, Any] = {}
+    guess = getattr(chosen, "initial_guess", None)
+    if list(state) == ["x"] and (hasattr(guess, "shape") or isfunction(guess)):  # of samples
+        options["initial_guess"] = _of_state(guess)
     if isinstance(gaussian := getattr(chosen, "linearize", None), Gaussian):
         inputs[GAIN] = gaussian.gain(table, x_T.dtype)
         options["linearize"] = Surrogate(gaussian.step(table))
@@ -155,6 +159,13 @@ def sample(
     chosen = dataclasses.replace(chosen, **options)
     found = solve(Chain(step, inputs), state, method=chosen, adjoint=adjoint, batch_ndim=batch_ndim)
     return dataclasses.replace(found, value=found.value["x"], trajectory=found.trajectory["x"])
+
+
+def _of_state(guess: Any) -> Any:
+    """A trajectory of samples, or a function that returns one, as one of states."""
+    if hasattr(guess, "shape"):
+        return {"x": guess}
+    return lambda state, inputs: {"x": guess(state["x"], inputs)}
 
 
 def step_noise(key: Array, steps: int, x: Array) -> Array:

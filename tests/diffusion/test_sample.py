@@ -199,6 +199,14 @@ def test_samples_after_some_iterations():
     np.testing.assert_allclose(found.trajectory[:count], expected[:count], rtol=1e-9)
 
 
+def test_a_guess_is_a_trajectory_of_samples():
+    right = run("ddim", WEIGHTS, NOISE, method="sequential")
+    for guess in (right.trajectory, lambda x_T, inputs: right.trajectory):
+        found = run("ddim", WEIGHTS, NOISE, method=Newton(initial_guess=guess))
+        assert int(found.stats.iterations) <= 1
+        np.testing.assert_allclose(found.value, right.value, rtol=1e-5, atol=1e-6)
+
+
 def test_what_the_model_overflows_to_comes_out_as_from_the_sequential_sampler():
     of = schedule("ddim")
 
