@@ -168,7 +168,7 @@ def choose_method(chain: TracedChain, platform: str, iterations: int = USUAL) ->
     if chain.obstacle:
         return Choice(Sequential(), {}, f"runs as jax.lax.scan, since {chain.obstacle.reason}")
     if platform == "cpu":
-        return Choice(Sequential(), {}, "on a CPU no parallel pass is faster than the loop")
+        return Choice(Sequential(), {}, "on a CPU no parallel forward pass is faster than the loop")
     step, length = chain.step, chain.length
     is_small = sum(1 for _ in equations(step.jaxpr)) <= MOST_UNROLLED
     times = {"loop": loop_seconds(chain)}
