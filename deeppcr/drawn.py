@@ -52,6 +52,8 @@ def drawn_first(step: Step, captured: Leaves, inputs: Leaves, length: int) -> tu
 def _drawn(step: Step) -> list[Any]:
     """The variables that the rest of a step reads of all that depends on no floating number."""
     program = step.jaxpr
+    if not any(map(_draws, program.eqns)):  # most often
+        return []
     fixed = {x for x in program.constvars if not _floats(x)}  # the same in all steps
     discrete = {x for x in program.invars[step.states :] if not _floats(x)}
     drawn: set[Any] = set()
@@ -65,8 +67,7 @@ def _drawn(step: Step) -> list[Any]:
             drawn.update(equation.outvars)
         else:
             discrete.update(equation.outvars)
-    made = {y for each in program.eqns if drawn.issuperset(each.outvars) for y in each.outvars}
-    read = [x for each in program.eqns if made.isdisjoint(each.outvars) for x in each.invars]
+    read = [x for each in program.eqns if drawn.isdisjoint(each.outvars) for x in each.invars]
     ends = dict.fromkeys(x for x in (*read, *program.outvars) if not is_literal(x))
     return [x for x in ends if x in drawn]
 
