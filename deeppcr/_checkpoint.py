@@ -21,8 +21,8 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.chain import TracedChain
 from deeppcr.checks import describe
 from deeppcr.choose import MethodOption
-from deeppcr.chunks import scan_in_chunks
 from deeppcr.eager import compiled_once
+from deeppcr.lower import scan_in_chunks
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import is_number

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
+from deeppcr.partition import combine
 from depth.jaxprs import without_constants
 
 
@@ -25,6 +27,7 @@ class Call(Primitive):
         self.def_impl(self.run)
         mlir.register_lowering(self, mlir.lower_fun(self.run, multiple_results=True))
         ad.primitive_jvps[self] = self._push
+        ad.primitive_transposes[self] = self._transpose
         batching.primitive_batchers[self] = self._map
 
     def bind(self, *operands: Any, subfuns: Sequence[Any] = (), **params: Any) -> Any:
@@ -39,8 +42,23 @@ class Call(Primitive):
 
     def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
         """Derivatives are those of the program, which may be lowered as another kind of program."""
-        moves = [ad.instantiate_zeros(t) for t in tangents]
-        return jax.jvp(partial(self.run, **params), list(primals), moves)
+        moves = [not isinstance(t, ad.Zero) for t in tangents]
+
+        def run(*moving: Any) -> list[Any]:
+            return self.run(*combine(primals, moves, moving), **params)
+
+        return jax.jvp(run, tuple(compress(primals, moves)), tuple(compress(tangents, moves)))
+
+    def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
+        moves = list(map(ad.is_undefined_primal, operands))
+
+        def run(*moving: Any) -> list[Any]:
+            return self.run(*combine(operands, moves, moving), **params)
+
+        avals = [x.aval for x in compress(operands, moves)]
+        transposed = jax.linear_transpose(run, *avals)
+        found = iter(transposed(list(map(ad.instantiate_zeros, cotangents))))
+        return [next(found) if moving else None for moving in moves]
 
     def _map(self, operands: Any, axes: Any, **params: Any) -> Any:
         results = jax.vmap(partial(self.run, **params), tuple(axes))(*operands)
@@ -61,3 +79,12 @@ def without_unused(
     program, reads = pe.dce_jaxpr(without_constants(call_jaxpr), list(used), instantiate)
     is_closed = hasattr(call_jaxpr, "jaxpr")  # up to jax 0.10
     return call_jaxpr.replace(jaxpr=program) if is_closed else program, reads
+
+
+def with_operands(closed: Any) -> tuple[Any, list[Any]]:
+    """The program that takes its constants as its first operands, and these."""
+    jaxpr, consts = without_constants(closed), list(getattr(closed, "consts", ()))
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    if closed is jaxpr:  # since jax 0.11
+        return closed.replace(constvars=[], consts=[], invars=invars), consts
+    return closed.replace(jaxpr=jaxpr.replace(constvars=[], invars=invars), consts=[]), consts

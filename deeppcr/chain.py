@@ -30,9 +30,7 @@ from deeppcr.effects import (
     without_vmap,
 )
 from deeppcr.layers import repeated
-from deeppcr.platforms import is_gpu
-from deeppcr.rewrites.cut_first import apply
-from deeppcr.rewrites.small_products import write_out_at_once
+from deeppcr.lower import each
 from deeppcr.state import Leaves, StateLayout, check_batch
 from deeppcr.step import Extended, Step, trace
 from depth.jaxprs import vary
@@ -188,12 +186,10 @@ class TracedChain:
         """`__call__` for states as vectors ``[L, *batch, w]``."""
         return self.layout.flatten(self(self.layout.unflatten(vectors)))
 
-    def evaluate_only(self, vectors: Array) -> Array:
+    @property
+    def evaluate_only(self) -> Callable[[Array], Array]:
         """`evaluate`, not to be differentiated: with fewer kernels on a GPU."""
-        if not is_gpu():
-            return self.evaluate(vectors)
-        (after,) = apply(jax.make_jaxpr(self.evaluate)(vectors), [vectors], write_out_at_once)
-        return after
+        return each(self.evaluate)
 
     def outputs(self, states: Leaves, after: Leaves) -> Leaves:
         """The outputs of all steps, from ``z_0 .. z_{L-1}`` and ``z_1 .. z_L``."""
@@ -250,11 +246,6 @@ class TracedChain:
     def total(self) -> int:
         """The number of steps on all devices together."""
         return self.axis.total(self.length)
-
-    @property
-    def is_one_function(self) -> bool:
-        """Whether its loops are to be one function each: see `deeppcr.rewrites.one_function`."""
-        return self.axis == LOCAL and self.step.fits_one_function
 
     @property
     def is_empty(self) -> bool:

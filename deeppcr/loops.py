@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.avals import like, varying_axes
-from deeppcr.platforms import is_gpu, platform
+from deeppcr.lower import target
 from deeppcr.state import Leaves
 from depth.loops import named_loop
 
@@ -75,9 +75,9 @@ def iterate(
         with named(name, min(expected, budget), count):
             return lax.while_loop(lambda now: goes_on(now) & ~is_due(now), trip, state)
 
-    if is_gpu():  # the host waits for every condition: one more, and the trip is compiled twice
+    if target().waits:  # one condition more, and the trip is compiled twice
         start = decided(start, first=True)
-    with named(DAMPING, 0 if is_gpu() else 1):
+    with named(DAMPING, 0 if target().waits else 1):
         return lax.while_loop(goes_on, decided, start)
 
 
@@ -115,7 +115,7 @@ def steps_from(
         backwards: whether the first step is the last of the arrays.
     """
     length = len(states[0])
-    size = max(1, min(MOST_AT_ONCE, length // FEWEST_WAITS)) if is_gpu() else 1
+    size = max(1, min(MOST_AT_ONCE, length // FEWEST_WAITS)) if target().waits else 1
 
     def one(index: Array, now: tuple[T, Leaves]) -> tuple[T, Leaves]:
         before, states = now
@@ -157,7 +157,7 @@ def ahead(budget: int) -> int:
     A GPU runs asynchronously. In each trip of a loop whose end depends on data the host must wait
     for it, about as long as six kernels take; in a loop of known length it does not.
     """
-    return 0 if platform() == "cpu" else min(AHEAD, budget)
+    return min(AHEAD, budget) if target().launches else 0
 
 
 def unless(right: Array, found: T, otherwise: Callable[[], T], expected: bool = False) -> T:

@@ -15,11 +15,11 @@ from jax import lax
 from depth.platforms import GPUS, compiled_for, platform, platforms
 
 __all__ = [
+    "GPUS",
     "by_platform",
     "compiled_for",
     "differing",
     "is_eager",
-    "is_gpu",
     "platform",
     "platforms",
 ]
@@ -53,11 +53,6 @@ def _compiled_for(platform: str, variant: Callable[..., T]) -> Callable[..., T]:
             return variant(*arguments)
 
     return traced
-
-
-def is_gpu() -> bool:
-    """Whether programs are traced for a GPU."""
-    return platform() in GPUS
 
 
 def is_eager(leaves: Iterable[Any]) -> bool:

@@ -28,7 +28,6 @@ from deeppcr.eager import compiled_once, program_key
 from deeppcr.examples import differing
 from deeppcr.platforms import by_platform, is_eager, platforms
 from deeppcr.problem import Problem, converted_structure, solution_of, step_of
-from deeppcr.rewrites.one_function import has_one_function
 from deeppcr.signature import Signed
 from deeppcr.solution import Run
 from depth.counts import named_axes
@@ -161,7 +160,7 @@ def _without_unused(used: Sequence[bool], *given: Any) -> tuple[list[bool], Any]
     all_operands = [True] * len(equation.invars)
     if not any(used) and not equation.effects:
         return [False] * len(equation.invars), None
-    if all(used) or "runs" in params or not has_one_function(params["call_jaxpr"]):
+    if all(used) or "runs" in params:
         return all_operands, equation
     program = without_unused(params["call_jaxpr"], used, instantiate=True)[0]
     runs = _Runs(tuple(used), program)

@@ -9,14 +9,11 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_flag, suggests_keywords
-from deeppcr.chunks import even_chunk, run_in_chunks, steps_in_cache
 from deeppcr.fused import CannotFuse, FusedStep, fused_scan
 from deeppcr.platforms import platform, platforms
 from deeppcr.progress import Progress, check_progress
-from deeppcr.rewrites.small_products import write_out
 from deeppcr.solution import Run
 from deeppcr.state import Leaves
-from depth.jaxprs import Replacement
 
 # The most instructions of a step whose values stay in registers: one of 2944, tanh with 32 units,
 # takes 64 us on an H100 (jax 0.11.2).
@@ -147,56 +144,19 @@ def _as_run(chain: TracedChain, last: Leaves, trajectory: Leaves, outputs: Leave
 
 
 def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leaves, Leaves, Leaves]:
-    """The last state, all states and all outputs; their derivatives are not those of the step.
-
-    On a CPU, what depends on the inputs alone is computed before the loop, a chunk at a time.
-    """
-    is_alone = platform() == "cpu" and chain.axis == LOCAL and not chain.step.effects
-    split = chain.step.inputs_first if is_alone else None
-    if split is None:
-        return _run_loop(chain, initial, unroll)
-    first, step = split
-    captured = [*first.constants, *chain.captured]
-    size = even_chunk(chain.length, steps_in_cache(first.nbytes))
-
-    def chunk(state: Leaves, inputs: Leaves) -> tuple[Leaves, Leaves, Leaves]:
-        own = first(inputs, chain.captured)
-        rest = dataclasses.replace(chain, step=step, length=size, inputs=own, captured=captured)
-        return _run_loop(rest, state, unroll)
-
-    return run_in_chunks(chunk, initial, chain.inputs, length=chain.length, size=size)
-
-
-def _run_loop(chain: TracedChain, initial: Leaves, unroll: int) -> tuple[Leaves, Leaves, Leaves]:
-    whole = chain.is_one_function and chain.step.gains_as_one_function
-    replace = None if whole else write_out
-    return run_sequentially(chain, initial, replace, unroll, cuts=not whole, whole=whole)
-
-
-def run_sequentially(
-    chain: TracedChain,
-    initial: Leaves,
-    replace: Replacement | None,
-    unroll: int = 1,
-    cuts: bool = True,
-    whole: bool = False,
-) -> tuple[Leaves, Leaves, Leaves]:
     """The last state, all states and all outputs.
 
     The last state is that of the loop, so that XLA keeps no others where nothing reads them.
-
-    ``replace``: as in `deeppcr.rewrites.evaluate`. ``cuts``: whether slices come first. ``whole``:
-    as in `ChainAxis.scan`.
     """
     # Most often the state itself is the output: written once, it costs half.
     same = chain.step.outputs_in_state
 
     def body(state: Leaves, inputs: Leaves) -> tuple[Leaves, tuple[Leaves, Leaves]]:
-        state, outputs = chain.step.with_outputs(state, inputs, chain.captured, replace, cuts)
+        state, outputs = chain.step.with_outputs(state, inputs, chain.captured)
         return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
     last, (trajectory, own) = chain.axis.scan(
-        body, initial, chain.inputs, chain.length, unroll, whole
+        body, initial, chain.inputs, length=chain.length, unroll=unroll
     )
     rest = iter(own)
     return last, trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]

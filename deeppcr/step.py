@@ -25,14 +25,12 @@ from deeppcr.effects import (
     why_forwards_only,
     why_not_differentiable,
 )
-from deeppcr.rewrites import one_function
+from deeppcr.lower import as_products, own_filters
 from deeppcr.rewrites.cut_first import Order, evaluate
-from deeppcr.rewrites.inputs_first import InputsFirst
-from deeppcr.rewrites.patches import as_products, own_filters
 from deeppcr.rewrites.precision import in_full_precision
 from deeppcr.rewrites.retrace import varying_alike
 from deeppcr.state import Leaves
-from depth.jaxprs import Program, Replacement, is_literal, is_reference, vary
+from depth.jaxprs import Program, Replacement, bind, interpret, is_literal, is_reference, vary
 
 
 class Extended(NamedTuple):
@@ -193,37 +191,6 @@ class Step:
         """The ``replace`` for programs that evaluate many steps at once, by `jax.vmap`."""
         return as_products(self._own_filters)
 
-    @property
-    def fits_one_function(self) -> bool:
-        """Whether its loop can be one function, as far as the platform allows it now."""
-        return one_function.is_possible() and self._fits
-
-    @property
-    def gains_as_one_function(self) -> bool:
-        """Whether its own loop takes less time then. That of its derivative most often does."""
-        return self.fits_one_function and self._gains
-
-    @cached_property
-    def _fits(self) -> bool:
-        return not self.effects and one_function.fits(self.evaluated)
-
-    @cached_property
-    def _gains(self) -> bool:
-        return not one_function.copies_matrices(self.evaluated, self.states)
-
-    @cached_property
-    def inputs_first(self) -> "tuple[InputsFirst, Step] | None":
-        """What can be computed from the inputs for all steps at once, and the step that reads it.
-
-        None if there is nothing. The step has the values of this one, but not its derivatives.
-        """
-        found = InputsFirst.of(self.looped, self.states)
-        if found is None:
-            return None
-        known: dict[str, Any] = {"jaxpr": found.rest, "inputs": len(found.first.outvars)}
-        others: dict[str, Any] = {"program": None, "derivative": None, "example": None}
-        return found, dataclasses.replace(self, **known, **others)
-
     def __call__(
         self,
         state: Leaves,
@@ -237,20 +204,11 @@ class Step:
         return evaluate(self.evaluated, known, wanted, replace, self._order)
 
     def with_outputs(
-        self,
-        state: Leaves,
-        inputs: Leaves,
-        captured: Leaves,
-        replace: Replacement | None = None,
-        cuts: bool = True,
+        self, state: Leaves, inputs: Leaves, captured: Leaves
     ) -> tuple[Leaves, Leaves]:
-        """The next state and the outputs, by the user's own program: for the sequential loop.
-
-        ``replace`` as in `evaluate`, ``cuts`` as in `Order`.
-        """
+        """The next state and the outputs, by the user's own program: for the sequential loop."""
         known, program = self._known(state, inputs, captured), self.looped
-        order = Order.of(program, known, program.outvars, cuts=cuts)
-        values = evaluate(program, known, program.outvars, replace, order)
+        values = interpret(program, known, program.outvars, bind)
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:

@@ -126,8 +126,10 @@ def has_side_effects(program: Any) -> bool:
 
     A sum over a named axis does not, though jax lists the axis among its effects.
     """
-    names = (type(effect).__name__ for effect in program.effects)
-    return any(name != "NamedAxisEffect" for name in names)  # a class of jax that is not public
+    if not program.effects:  # most often
+        return False
+    names = {type(effect).__name__ for effect in program.effects}
+    return names != {"NamedAxisEffect"}  # a class of jax that is not public
 
 
 def needed(

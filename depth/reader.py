@@ -295,8 +295,9 @@ def enters(*names: str) -> Callable[[Enter], Enter]:
 
 @enters("call", "derivative rule")
 def call(reading: Reading, equation: Any) -> None:
-    """A program called with the operands of the equation."""
-    program = called(equation)
+    """A program called with the operands of the equation, as the platform lowers it."""
+    lowered = getattr(equation.primitive, "lowered", None)
+    program = lowered(platform(), equation) if lowered else called(equation)
     if program is None:
         return reading.opaque(equation, "the program that it calls is not visible")
     reading.call(equation, reading.inner(equation, program, reading.integers(equation)))

@@ -149,7 +149,7 @@ def main(argv: list[str]) -> None:
         rows = list(bench(one, device, effort))
         yield from rows
         blocks = Matrices(one.arguments[0][0])
-        yield compared(rows, name_of(choose_solver(blocks, jax.default_backend())))
+        yield compared(rows, name_of(choose_solver(blocks)))
 
     command.run(
         options,

@@ -130,6 +130,18 @@ def test_rooms_do_not_import_in_a_circle() -> None:
         graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, naming the circle
 
 
+def test_only_its_face_is_seen_of_the_floor_that_knows_devices() -> None:
+    """And it imports nothing above it; what asks for the platform is down there, or chooses."""
+    above = {"newton", "adjoint", "linear", "linearize", "chain", "axis", "problem", "primitive"}
+    for path in SHIPPED:
+        names = {name for name in imported(path) if name.startswith("deeppcr.")}
+        if module(path).startswith("deeppcr.lower"):
+            assert not above & set(map(room, names)), named(path)
+        else:
+            deeper = {name for name in names if name.startswith("deeppcr.lower.")}
+            assert not deeper, named(path)
+
+
 def room(name: str) -> str:
     """deeppcr.linear.pcr -> linear."""
     return name.split(".")[1]

@@ -15,7 +15,8 @@ from jax.interpreters import ad, batching, mlir
 
 import deeppcr
 import depth
-from deeppcr.rewrites import columns, evaluate, write_out
+from deeppcr.lower.cpu.small_products import write_out
+from deeppcr.rewrites import columns, evaluate
 from depth import primitives
 from depth.jaxprs import Program, equations, without_constants
 from tests.problems import assert_agree, normal

@@ -6,11 +6,8 @@ from typing import Any
 
 import jax
 
-from deeppcr.adjoint.linearised import TransposedSteps
 from deeppcr.chain import TracedChain
-from deeppcr.chunks import even_chunk, steps_in_cache
-from deeppcr.platforms import platform
-from deeppcr.rewrites.stack_equal import from_split, stack_equal
+from deeppcr.lower import even_chunk, steps_in_cache
 from deeppcr.state import Leaves, add
 from depth.counts import nbytes
 from depth.jaxprs import inside
@@ -19,15 +16,7 @@ from depth.jaxprs import inside
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Backpropagation:
-    """An `AdjointSolver` that needs no Jacobian blocks.
-
-    Attributes:
-        at_once: whether a CPU linearises all steps of a chunk at once, so that only products with
-            a vector are left to be done one after another: see `TransposedSteps`. Otherwise every
-            step is linearised in the backward loop, and nothing is stored.
-    """
-
-    at_once: bool = True
+    """An `AdjointSolver` that needs no Jacobian blocks: `deeppcr.lower.loop` of linear steps."""
 
     def chunk(self, chain: TracedChain) -> int:
         """See `AdjointSolver`: on a CPU the steps whose values fit into the cache, else all.
@@ -37,7 +26,7 @@ class Backpropagation:
         """
         each = _bytes_of_results(chain.step.jaxpr)
         own = sum(map(nbytes, chain.step.jaxpr.invars[chain.step.states :]))
-        if platform() != "cpu" or own >= each:
+        if own >= each:
             return chain.length
         return even_chunk(chain.length, steps_in_cache(each, chain.captured))
 
@@ -51,32 +40,23 @@ class Backpropagation:
             t = add(b_l, pushed)
             return t, t
 
-        t: Leaves = chain.axis.scan(body, enter, (states, chain.inputs, b))[1]
+        t: Leaves = chain.axis.scan(body, enter, (states, chain.inputs, b), linear=True)[1]
         return t
 
     def backward(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
-        own: Any = states, chain.inputs
-        at_once = self.at_once and platform() == "cpu" and chain.axis.size == 1 and chain.length
-        whole = bool(at_once) and chain.is_one_function
-        stacks = at_once and not whole  # one function writes each array without a call
-        if at_once:
-            steps = TransposedSteps.of(chain, states, whole)
-            own = steps.own
 
-        def body(mu: Leaves, step: tuple[Any, Leaves]) -> tuple[Leaves, Leaves]:
-            own, g_l = step
+        def body(mu: Leaves, at: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
+            state, inputs, g_l = at
             lam = add(g_l, mu)
-            if at_once:
-                return steps(own, lam), stack_equal(lam, lam) if stacks else lam
-            state, inputs = own
             _, pull = jax.vjp(partial(chain.step, inputs=inputs, captured=chain.captured), state)
             return pull(lam)[0], lam
 
-        mu, lam = chain.axis.reversed.scan(body, enter, (own, g), whole=whole)
-        return from_split(lam, enter, 1) if stacks else lam, mu
+        steps = states, chain.inputs, g
+        mu, lam = chain.axis.reversed.scan(body, enter, steps, linear=True)
+        return lam, mu
 
 
 def _bytes_of_results(jaxpr: Any) -> int:

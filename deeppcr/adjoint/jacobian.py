@@ -20,7 +20,6 @@ from deeppcr.adjoint.refine import refine
 from deeppcr.avals import abstract
 from deeppcr.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, suggests_keywords
-from deeppcr.chunks import even_chunk, steps_in_cache
 from deeppcr.linear import (
     Along,
     Blocks,
@@ -35,8 +34,8 @@ from deeppcr.linear import (
 )
 from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
 from deeppcr.loops import unless
+from deeppcr.lower import even_chunk, steps_in_cache
 from deeppcr.newton.convergence import ROUNDING, Criterion
-from deeppcr.platforms import platform
 from deeppcr.state import Leaves
 
 T = TypeVar("T")
@@ -45,7 +44,7 @@ BUDGET = 64  # solves
 # The fallback of exact blocks, for two cases. A product of blocks may overflow, or lose its digits.
 # And where one entry does not depend on another, a block multiplies by zero, while the step's own
 # derivative has no product: one infinite entry of a cotangent would make all others NaN.
-BACKPROPAGATION = Backpropagation(at_once=False)
+BACKPROPAGATION = Backpropagation()
 
 
 @suggests_keywords
@@ -156,7 +155,7 @@ class JacobianAdjoint:
             found: Blocks = jax.eval_shape(partial(self.linearization.blocks, chain), states)
             return found
 
-        if platform() == "cpu" and isinstance(self.solver.chosen(shapes), Recurrence):
+        if isinstance(self.solver.chosen(shapes), Recurrence):
             size = self.linearization.bytes_per_step(chain.step, layout)
             most = min(most, steps_in_cache(size, chain.captured))
         return even_chunk(length, most)

@@ -38,11 +38,10 @@ from deeppcr.adjoint.jacobian import Adjoint
 from deeppcr.adjoint.transposed import linear_in, moving, tangent_system
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain import TracedChain
-from deeppcr.chunks import scan_in_chunks
+from deeppcr.lower import each, scan_in_chunks
 from deeppcr.newton import Newton
 from deeppcr.partition import combine, partition
-from deeppcr.rewrites.gradients import plain_gradients
-from deeppcr.sequential import Sequential, run_sequentially
+from deeppcr.sequential import Sequential, run_loop
 from deeppcr.sharding import on_shards
 from deeppcr.solution import Run, last_of
 from deeppcr.state import Leaves, add
@@ -99,7 +98,7 @@ class Autodiff:
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves, Leaves]:
             initial = combine(chain.initial, moves.initial, z)
-            return run_sequentially(moves.put(chain, x, c), initial, None, self.unroll, cuts=False)
+            return run_loop(moves.put(chain, x, c), initial, self.unroll)
 
         found, pushed = jax.jvp(program, moves.of(chain), tangents)
         (last, states, outputs), (of_last, t, by_outputs) = found, pushed
@@ -273,7 +272,7 @@ def _tangents(
             here, f, primals = steps(index, inputs)
             lam, leave = backward(here, z, g, enter)
             _, pull = jax.vjp(partial(f, z), *primals)
-            from_x, from_c = plain_gradients(pull)(lam)
+            from_x, from_c = each(pull)(lam)
             return (leave, add(totals, from_c)), (lam, from_x)
 
         begin = [jnp.zeros_like(z) for z in initial], by_captured

@@ -134,21 +134,16 @@ class DeviceAxis(ChainAxis):
         carried, own = lax.fori_loop(0, self.size, trip, (entry, own))
         return self._of(self.size - 1, carried), own
 
-    def scan(
-        self,
-        body: Callable[[Any, Any], tuple[Any, Any]],
-        carry: Any,
-        xs: Any,
-        length: int | None = None,
-        unroll: int = 1,
-        whole: bool = False,
-    ) -> tuple[Any, Any]:
+    @property
+    def scan(self) -> Callable[..., tuple[Any, Any]]:
         """See `ChainAxis`."""
+        along = super().scan
 
-        def shard(entry: Any, _: Any) -> tuple[Any, Any]:
-            return super(DeviceAxis, self).scan(body, entry, xs, length, unroll)
+        def shard_after_shard(body: Any, carry: Any, xs: Any, **options: Any) -> tuple[Any, Any]:
+            shard = lambda entry, _: along(body, entry, xs, **options)  # noqa: E731
+            return self.sequentially(shard, carry, None)
 
-        return self.sequentially(shard, carry, None)
+        return shard_after_shard
 
     def _gathered(self, x: Array) -> Array:
         """The values of all shards, in the order of the recurrence."""

@@ -2,15 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.platforms import is_gpu
-from deeppcr.rewrites import one_function
-from deeppcr.rewrites.written_apart import written_apart
+from deeppcr.lower import loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,23 +128,10 @@ class ChainAxis:
         """
         return work(entry, own)
 
-    def scan(
-        self,
-        body: Callable[[Any, Any], tuple[Any, Any]],
-        carry: Any,
-        xs: Any,
-        length: int | None = None,
-        unroll: int = 1,
-        whole: bool = False,
-    ) -> tuple[Any, Any]:
-        """`jax.lax.scan` along the chain, in the direction of the recurrence.
-
-        ``whole``: whether a CPU may run the loop as one function: see `one_function`.
-        """
-        along = one_function.scan if whole else lax.scan
-        body = written_apart(body) if unroll > 1 and is_gpu() else body
-        left: tuple[Any, Any] = along(body, carry, xs, length, self.backwards, unroll)
-        return left
+    @property
+    def scan(self) -> Callable[..., tuple[Any, Any]]:
+        """`deeppcr.lower.loop` along the chain, in the direction of the recurrence."""
+        return partial(loop, reverse=self.backwards)
 
     def each(self, f: Callable[..., Any], *parts: Any, shared: Any) -> Any:
         """``f(*parts, shared)``; ``parts`` and the result carry the chain, ``shared`` does not."""

@@ -131,26 +131,22 @@ class ChainSharding(ChainAxis):
         found: Array = self.per_shard(self.shard.last, self.along, P())(states)
         return found
 
-    def scan(
-        self,
-        body: Callable[[Any, Any], tuple[Any, Any]],
-        carry: Any,
-        xs: Any,
-        length: int | None = None,
-        unroll: int = 1,
-        whole: bool = False,
-    ) -> tuple[Any, Any]:
+    @property
+    def scan(self) -> Callable[..., tuple[Any, Any]]:
         """See `ChainAxis`; all devices run all steps."""
         if not self.descending:
-            return super().scan(body, carry, xs, length, unroll)
+            return super().scan
+        along = ChainAxis(not self.backwards).scan
 
         def flipped(tree: Any) -> Any:
             leaves, structure = jax.tree.flatten(tree)
             return jax.tree.unflatten(structure, self.flipped(leaves))
 
-        backwards = not self.backwards
-        carry, ys = ChainAxis(backwards).scan(body, carry, flipped(xs), length, unroll)
-        return carry, flipped(ys)
+        def against(body: Any, carry: Any, xs: Any, **options: Any) -> tuple[Any, Any]:
+            carry, ys = along(body, carry, flipped(xs), **options)
+            return carry, flipped(ys)
+
+        return against
 
     def each(self, f: Callable[..., Any], *parts: Any, shared: Any) -> Any:
         """See `ChainAxis`."""

@@ -35,16 +35,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.platforms import is_gpu, platform
+from deeppcr.lower import target
 
 # On GPUs the default float32 product is TF32, of about three digits.
 HIGHEST = lax.Precision.HIGHEST
-# Up to this width w unrolled elementwise sums beat a batched matrix product: they take 0.5 to 0.8
-# of the time in a loop, 0.7 to 1.2 for 2x2 (jax 0.10.2, 2 cores).
-SMALL = 7
-# On accelerators the time of a kernel hardly depends on its size, and a round of such sums is one
-# kernel instead of two.
-SMALL_ON_ACCELERATORS = 16
 # Up to this many numbers, multiply and reduce takes 0.3 to 0.9 of the time of `jnp.einsum` (jax
 # 0.10.2, 2 cores). Above, it takes up to 10 times as long: XLA starts threads for each step.
 FEW = 4095
@@ -182,12 +176,12 @@ class Matrices(Blocks):
         return (self.matrix * y[..., None, :]).sum(-1)
 
     def apply_only(self, y: Array) -> Array:
-        if not is_gpu() or self.width > SMALL_ON_ACCELERATORS:
+        if not target().waits or self.width > target().widest:
             return self.apply(y)
         return _combination(jnp.moveaxis(self.matrix, -1, 0), y)
 
     def apply_step(self, y: Array) -> Array:
-        if self.matrix.size <= FEW or self.width > SMALL:
+        if self.matrix.size <= FEW or self.width > target().widest:
             return self.apply(y)
         # The sum over columns is for loops alone: its derivative takes twice as long as that of the
         # einsum (jax 0.10.2, 2 cores), because it rebuilds the blocks column by column.
@@ -202,7 +196,7 @@ class Matrices(Blocks):
         return dataclasses.replace(self, matrix=jnp.swapaxes(self.matrix, -1, -2))
 
     def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
-        if self.width > (SMALL if platform() == "cpu" else SMALL_ON_ACCELERATORS):
+        if self.width > target().widest:
             return super().to_struct_of_arrays(b)
         length, width = self.length, self.width
         matrix = jnp.moveaxis(self.matrix.reshape(length, -1, width, width), (2, 3), (0, 1))
@@ -345,7 +339,7 @@ class Scalars(Elementwise):
 
     def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
         """On accelerators as `Diagonals`: more numbers, but half as many kernels."""
-        if platform() == "cpu":
+        if not target().launches:
             return super().to_struct_of_arrays(b)
         diagonal = jnp.broadcast_to(self.scalar.reshape(-1, *(1,) * (b.ndim - 1)), b.shape)
         return Diagonals(diagonal).to_struct_of_arrays(b)

@@ -11,7 +11,7 @@ from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.reduction import CyclicReduction, ParallelCyclicReduction, PrefixScan
 from deeppcr.linear.solver import LinearSolver, Recurrence
-from deeppcr.platforms import platform
+from deeppcr.lower import target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,16 +20,16 @@ class Auto(LinearSolver):
 
     def chosen(self, blocks: Callable[[], Blocks]) -> LinearSolver:
         """See `LinearSolver`; a CPU does not ask for the blocks."""
-        return Recurrence() if platform() == "cpu" else choose_solver(blocks(), platform())
+        return choose_solver(blocks()) if target().launches else Recurrence()
 
     def multiplies(self, blocks: Blocks) -> bool:
-        return choose_solver(blocks, platform()).multiplies(blocks)
+        return choose_solver(blocks).multiplies(blocks)
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        return choose_solver(blocks, platform())._solve(blocks, b, reverse)
+        return choose_solver(blocks)._solve(blocks, b, reverse)
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
-        return choose_solver(blocks, platform())._solve_transposed(blocks, g, reverse)
+        return choose_solver(blocks)._solve_transposed(blocks, g, reverse)
 
 
 FEW_STEPS = 4  # chains up to this length are solved step by step
@@ -63,7 +63,7 @@ def name_of(solver: str | LinearSolver) -> str:
     return next((name for name, known in SOLVERS.items() if known == solver), str(solver))
 
 
-def choose_solver(blocks: Blocks, platform: str) -> LinearSolver:
+def choose_solver(blocks: Blocks) -> LinearSolver:
     """The rule behind "auto".
 
     On a CPU the sequential recurrence, elsewhere the parallel solver that suits the blocks.
@@ -72,7 +72,7 @@ def choose_solver(blocks: Blocks, platform: str) -> LinearSolver:
     # steps): the best takes as long for 1x1 blocks, 2 to 8 times as long for blocks of 2x2 to
     # 64x64, and 1 to 2.5 times as long for diagonal ones. On a GPU a sequential step costs at least
     # one kernel launch, whatever its size.
-    if platform == "cpu" or blocks.length <= FEW_STEPS:
+    if not target().launches or blocks.length <= FEW_STEPS:
         return Recurrence()
     # PCR has the fewest rounds, and a round has the fewest kernels, but it does log2 L times the
     # work. Only narrow blocks and short chains can afford that. The block size decides: many narrow

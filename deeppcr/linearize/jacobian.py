@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from deeppcr.avals import like
 from deeppcr.chain import TracedChain
-from deeppcr.platforms import platform
+from deeppcr.lower import target
 from deeppcr.state import Leaves
 from deeppcr.step import Step
 
@@ -128,7 +128,7 @@ def _steps_at_once(states: Array, directions: int) -> int:
     for each chunk, take no more time than the rest.
     """
     each = max(1, directions * states[0].size * states.dtype.itemsize)
-    if platform() != "cpu":
+    if target().launches:
         return max(1, AT_ONCE // each)
     return len(states) if directions <= FEW else max(states.shape[-1], CACHED // each)
 

@@ -42,7 +42,7 @@ from jax import Array
 
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.linear import usual_sizes
-from deeppcr.platforms import platform
+from deeppcr.lower import target
 
 ROUNDING = 16  # units in the last place up to which a residual is rounding
 NOISE = 4  # units up to which an update is noise; sqrt(l) times as many at step l
@@ -326,7 +326,7 @@ def group(*numbers: Array) -> tuple[Array, ...]:
     GPU's compiler makes one kernel of operations on single numbers, if each is made of the last; of
     arrays not.
     """
-    return (jnp.stack(numbers),) if platform() == "cpu" else numbers
+    return numbers if target().launches else (jnp.stack(numbers),)
 
 
 def members(numbers: tuple[Array, ...], count: int) -> tuple[Array, ...]:

@@ -22,6 +22,7 @@ from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain import TracedChain
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.loops import ITERATION, STEP, iterate, named
+from deeppcr.lower import target
 from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
 from deeppcr.newton.damping import SWEEPS, Trial, TrustRegion, largest
 from deeppcr.newton.fallback import finish
@@ -29,7 +30,6 @@ from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.iterate import Iterate, Progress, Window, forward
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
-from deeppcr.platforms import platform
 from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
 from deeppcr.state import StateLayout
 from deeppcr.step import Step
@@ -173,7 +173,7 @@ class NewtonSolver:
         update = jnp.where(skips, jnp.inf, jnp.abs(states - now.states))
         if self.is_affine:
             update = jnp.where(solved, 0, update)
-        if platform() != "cpu":  # then they take the place of the last ones, without a copy
+        if target().launches:  # then they take the place of the last ones, without a copy
             states, update = lax.optimization_barrier((states, update))
         count = now.iterations + jnp.int32(1)
         following = now._replace(iterations=count, states=states, sizes=sizes, history=history)
@@ -365,4 +365,4 @@ class NewtonSolver:
 
 def _branches(chain: TracedChain) -> bool:
     """Whether a branch in a loop costs nothing: the host of a GPU waits for its condition."""
-    return platform() == "cpu" and chain.axis.size == 1
+    return not target().launches and chain.axis.size == 1

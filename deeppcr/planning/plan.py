@@ -250,7 +250,7 @@ def _candidates(
         if name not in found:
             with compiled_for(str(device.platform)):
                 jaxpr = jax.make_jaxpr(instance.program(program, adjoint))(*shapes)
-            cost = analyze_jaxpr(jaxpr, trip_counts=trips or None)
+                cost = analyze_jaxpr(jaxpr, trip_counts=trips or None)
             seconds = device.call_latency + cost.seconds(device)
             found[name] = Candidate(method, adjoint, cost, seconds, iterations if trips else 0)
     return tuple(found.values())

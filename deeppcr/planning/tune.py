@@ -10,9 +10,9 @@ import jax
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.checks import describe, unknown_keyword
 from deeppcr.choose import UNROLL, AdjointOption, Method, left_to_jax
+from deeppcr.lower import target
 from deeppcr.newton import Newton
 from deeppcr.planning.instance import Instance, instances_of, name_of_pair
-from deeppcr.platforms import is_gpu
 from deeppcr.sequential import Sequential, kernel_of
 from depth.report import seconds, table
 
@@ -92,7 +92,7 @@ def _sensible(instance: Instance) -> tuple[list[Method], list[_Pair]]:
     """What is timed: forward passes, and gradients; the sequential program is the first of each."""
     chain, methods = instance.traced, list[Method]([Sequential()])
     if not chain.obstacle:
-        if is_gpu():
+        if target().waits:
             methods.append(Sequential(unroll=UNROLL))
         if kernel_of(chain):
             methods.append(Sequential(fused=True))

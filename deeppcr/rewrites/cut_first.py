@@ -109,16 +109,9 @@ class Order(NamedTuple):
     splits: dict[Any, tuple[Slices, list[list[Any]]]]
 
     @classmethod
-    def of(
-        cls, jaxpr: Any, known: Collection[Any], wanted: Sequence[Any], cuts: bool = True
-    ) -> Self:
-        """Computed once for a program that is evaluated often.
-
-        ``cuts``: whether slices come first; else the program is evaluated as it is.
-        """
+    def of(cls, jaxpr: Any, known: Collection[Any], wanted: Sequence[Any]) -> Self:
+        """Computed once for a program that is evaluated often."""
         equations = needed(jaxpr, known, wanted)
-        if not cuts:
-            return cls(equations, set(), {})
         only_cut = _only_cut(equations, wanted).difference(known)
         return cls(equations, only_cut, _splits(equations))
 

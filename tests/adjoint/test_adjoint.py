@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.chunks import CHUNK
+from deeppcr.lower.targets import CPU
 from tests.problems import assert_agree, normal, on_a_cpu
 
 COMBINATIONS = {
@@ -84,7 +84,7 @@ def test_numbers_as_tangents():
 @pytest.mark.parametrize("adjoint", ["sequential", "backprop"])
 def test_a_sequential_adjoint_in_several_chunks(monkeypatch, adjoint):
     """The last one is shorter."""
-    monkeypatch.setattr("deeppcr.chunks.CHUNK", 3 * 8 * 9)
+    monkeypatch.setattr("deeppcr.lower.targets.CPU", CPU._replace(cache=3 * 8 * 9))
     scan = partial(deeppcr.scan, adjoint=adjoint)
 
     def both(scan, *arguments):
@@ -129,7 +129,7 @@ def test_autodiff_is_lax_scan_itself():
 def test_auto_is_sequential_on_a_cpu_and_keeps_its_blocks_in_the_cache():
     def program(adjoint):
         def loss(w):
-            xs = jnp.zeros(8 * CHUNK // (8 * 9))
+            xs = jnp.zeros(8 * CPU.cache // (8 * 9))
             out = deeppcr.scan(lambda z, x: (jnp.tanh(w @ z + x), None), w[0], xs, adjoint=adjoint)
             return out[0].sum()
 
@@ -138,4 +138,4 @@ def test_auto_is_sequential_on_a_cpu_and_keeps_its_blocks_in_the_cache():
 
     found = program(deeppcr.Adjoint())
     assert found == program(deeppcr.Adjoint(linear="sequential"))
-    assert f"f64[{CHUNK // (8 * 9)},3,3]" in found
+    assert f"f64[{CPU.cache // (8 * 9)},3,3]" in found

@@ -22,6 +22,7 @@ from deeppcr.linear import (
     choose_solver,
 )
 from deeppcr.linear.chunked import default_chunks
+from depth.platforms import compiled_for
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem
 from tests.problems import pairs, rounding
 
@@ -203,7 +204,9 @@ def wide_blocks(count, size):
     ],
 )
 def test_what_is_chosen_depends_on_how_many_products_a_round_takes(blocks, solver, chunks):
-    assert choose_solver(blocks, "cpu") == Recurrence()
-    assert choose_solver(blocks, "gpu") == solver
+    with compiled_for("cpu"):
+        assert choose_solver(blocks) == Recurrence()
+    with compiled_for("cuda"):
+        assert choose_solver(blocks) == solver
+        assert choose_solver(jax.tree.map(lambda leaf: leaf[:4], blocks)) == Recurrence()
     assert default_chunks(blocks) == chunks
-    assert choose_solver(jax.tree.map(lambda leaf: leaf[:4], blocks), "gpu") == Recurrence()

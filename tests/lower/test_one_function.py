@@ -1,5 +1,6 @@
 """Loops that a CPU runs as one function: what they may contain, and that they are the loop."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -10,15 +11,14 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr.chain import trace_chain
-from deeppcr.rewrites import one_function
-from depth.jaxprs import Program, equations
-from depth.platforms import compiled_for
+from deeppcr.lower import loop
+from depth.jaxprs import Program
 from tests.problems import assert_agree, normal
 
 L, B, N = 6, 3, 12
 MARK = 'xla_cpu_small_call = "true"'
-copies_matrices = one_function.copies_matrices
+rule = importlib.import_module("deeppcr.lower.cpu.one_function")  # a function, too
+copies_matrices = rule.copies_matrices
 scan = partial(deeppcr.scan, method="sequential", adjoint="backprop", batch_ndim=1)
 W = normal(0, N, N, scale=0.3)
 XS, Z = normal(1, L, B, N), normal(2, B, N)
@@ -33,7 +33,7 @@ def dense(z, x):
 @pytest.fixture(autouse=True)
 def _wherever_it_is_possible(monkeypatch):
     """Also where it copies matrices."""
-    monkeypatch.setattr(one_function, "copies_matrices", lambda program, states: False)
+    monkeypatch.setattr(rule, "copies_matrices", lambda program, states: False)
 
 
 def is_marked(f, *operands):
@@ -128,7 +128,7 @@ UNARY = """
     abs acos asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor log log1p
     logistic neg round rsqrt sign sin sinh sqrt square tan tanh
 """
-OPERATIONS = {name: f for name in sorted(one_function.CONTAINED) if (f := operation(name))}
+OPERATIONS = {name: f for name in sorted(rule.CONTAINED) if (f := operation(name))}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -202,23 +202,29 @@ def test_arrays_that_are_constants_of_the_program():
 
 
 def test_derivatives_and_maps_are_those_of_the_loop():
-    loop = partial(one_function.scan, dense)
     pushed = [
         jax.jvp(lambda z, scan=scan: scan(dense, z, XS)[1], (Z,), (Z,))
-        for scan in (one_function.scan, jax.lax.scan)
+        for scan in (loop, jax.lax.scan)
     ]
     assert_agree(*pushed)
     gradient = jax.grad(lambda z, scan: jnp.sum(scan(dense, z, XS)[1] ** 2))
-    assert_agree(gradient(Z, one_function.scan), gradient(Z, jax.lax.scan))
+    assert_agree(gradient(Z, loop), gradient(Z, jax.lax.scan))
     zs = jnp.stack([Z, 2 * Z])
-    mapped = jax.jit(jax.vmap(loop, (0, None)))
-    assert MARK not in mapped.lower(zs, XS).as_text()
+    mapped = jax.jit(jax.vmap(partial(loop, dense), (0, None)))
+    assert MARK in mapped.lower(zs, XS).as_text()
     assert_agree(mapped(zs, XS), jax.vmap(partial(jax.lax.scan, dense), (0, None))(zs, XS))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_linear_loop_is_transposed(reverse):
+    def along(scan, g):
+        return scan(lambda z, x: ((z @ W, z + x)), jnp.zeros((B, N)), g, reverse=reverse)[1]
+
+    ours, theirs = (jax.linear_transpose(partial(along, f), XS)(XS) for f in (loop, jax.lax.scan))
+    assert_agree(ours, theirs)
+
+
 def test_results_that_nobody_reads_are_not_computed():
-    program = jax.make_jaxpr(lambda z, xs: scan(dense, z, xs)[0])(Z, XS)
-    assert [e.primitive.name for e in equations(Program.of(program))].count("one_function") == 1
     lowered = jax.jit(lambda z, xs: scan(dense, z, xs)[0]).lower(Z, XS).as_text()
     assert MARK in lowered
     assert f"tensor<{L}x{B}x{N}xf64> {{" not in lowered.split("func.func private")[-1]
@@ -245,8 +251,8 @@ def test_several_devices_run_it_as_it_is():
 
 
 def test_where_xla_ignores_the_mark_a_warning_says_so(monkeypatch):
-    monkeypatch.setattr(one_function, "MARK", {"xla_cpu_another_call": "true"})
-    monkeypatch.setattr(one_function, "is_honoured", cache(one_function.is_honoured.__wrapped__))
+    monkeypatch.setattr(rule, "MARK", {"xla_cpu_another_call": "true"})
+    monkeypatch.setattr(rule, "is_honoured", cache(rule.is_honoured.__wrapped__))
     with pytest.warns(UserWarning, match="Results are the same"):
         assert not is_marked(partial(scan, dense), Z, XS)
     assert_agree(scan(dense, Z, XS), jax.lax.scan(dense, Z, XS))  # asked only once
@@ -259,13 +265,11 @@ def test_a_step_that_reads_matrices_of_its_own_runs_as_it_is(monkeypatch):
     assert is_marked(partial(scan, lambda z, w: (jnp.tanh(z @ w), z)), Z[:1], weights)
 
 
-def test_a_step_is_asked_again_on_every_platform():
-    step = trace_chain(dense, Z, XS, L, 1, "init").step
-    found = []
-    for platform in ("cuda", "cpu", "cuda"):
-        with compiled_for(platform):
-            found.append(step.fits_one_function)
-    assert found == [False, True, False]
+def test_each_platform_lowers_the_loop_in_its_own_way():
+    traced = jax.jit(partial(scan, dense)).trace(Z, XS)
+    for platforms, count in ((["cuda"], 0), (["cpu"], 1), (["cuda", "cpu"], 1), (["tpu"], 0)):
+        text = traced.lower(lowering_platforms=tuple(platforms)).as_text()
+        assert (MARK in text) == count, platforms
 
 
 @pytest.mark.parametrize(

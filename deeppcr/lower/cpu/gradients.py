@@ -14,15 +14,13 @@ kernel.
 # times faster for b = 8 and n = m = 8, 6 for 32, 3 for 64; 2 for b = n = m = 32. With b = 2 the
 # product is as fast, and beyond MOST multiplications faster.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jax import Array, lax
 
-from deeppcr.platforms import platform
+from deeppcr.lower.cpu.swapped import is_transpose, swapped
 from deeppcr.rewrites.cut_first import evaluate
-from deeppcr.rewrites.swapped import is_transpose, swapped
 from deeppcr.rewrites.terms import is_real_product, term_by_term
 from depth.counts import contracted, matrices, size
 from depth.jaxprs import entered, rewritten
@@ -31,18 +29,8 @@ LEAST, MOST_TERMS, MOST = 3, 32, 32768
 PIECES = 32  # of fewer products the sums are not faster
 
 
-def plain_gradients(pull: Callable[..., Any]) -> Callable[..., Any]:
-    """``pull``, a function of arrays such as that of `jax.vjp`, rewritten; see this module."""
-
-    def g(*arguments: Any) -> Any:
-        closed, shapes = jax.make_jaxpr(pull, return_shape=True)(*arguments)
-        results = _run(closed, jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
-
-    return g
-
-
-def _run(closed: Any, operands: Sequence[Any]) -> list[Any]:
+def plain_gradients(closed: Any, operands: Sequence[Any]) -> list[Any]:
+    """The results of a closed program, such as that of `jax.vjp`, rewritten; see this module."""
     program, known = entered(closed, operands)
     program = swapped(program)
 
@@ -52,7 +40,7 @@ def _run(closed: Any, operands: Sequence[Any]) -> list[Any]:
             return [_plain_sum(equation, *operands)]
         if _is_few_outer_products(equation):
             return [term_by_term(equation, *operands)]
-        return rewritten(equation, operands, _run, _is_rewritten)
+        return rewritten(equation, operands, plain_gradients, _is_rewritten)
 
     return evaluate(program, known, program.outvars, replace)
 
@@ -62,8 +50,8 @@ def _is_rewritten(equation: Any) -> bool:
 
 
 def _is_few_outer_products(equation: Any) -> bool:
-    """Whether an equation is a batch of sums of a few outer products, on a CPU."""
-    if platform() != "cpu" or not is_real_product(equation):
+    """Whether an equation is a batch of sums of a few outer products."""
+    if not is_real_product(equation):
         return False
     (axes, _), _ = equation.params["dimension_numbers"]
     pieces, rows, columns = matrices(equation)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.rewrites.stack_equal import MOST, from_split, stack_equal
+from deeppcr.lower.cpu.stack_equal import MOST, from_split, stack_equal
 
 LEAVES = [
     np.arange(6.0).reshape(2, 3),

@@ -1,4 +1,4 @@
-"""Linear programs in which all factors of a value are multiplied first.
+"""Loops of linear steps in which all factors of a value are multiplied first.
 
 The transposed derivative of a step multiplies a cotangent by one factor after another: those of an
 LSTM cell have eleven between states. ``(lam * a) * b`` is ``lam * (a * b)``, and ``a * b`` needs no
@@ -15,7 +15,7 @@ known as exponents, ``|a| <= 2**exponent``, and what is not known to be bounded 
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.state import float32_or_better
-from depth.jaxprs import bind, called, entered, interpret, is_literal
+from deeppcr.lower.in_order import Loop, Operands
+from deeppcr.state import Leaves, float32_or_better
+from depth.jaxprs import Program, bind, called, entered, interpret, is_literal
 from depth.primitives import primitive
 
 # Exponents of functions of real numbers whose results are bounded.
@@ -46,7 +47,6 @@ class Term(NamedTuple):
     factor: Any = None
     exponent: float = 0.0
 
-    @property
     def product(self) -> Array:
         """The product, in the dtype of the value."""
         if self.factor is None:
@@ -65,7 +65,7 @@ class Sum:
     def value(self) -> Array:
         """The sum, computed once."""
         if self._value is None:
-            first, *rest = (term.product for term in self.terms)
+            first, *rest = map(Term.product, self.terms)
             self._value = sum(rest, first)
         return self._value
 
@@ -76,18 +76,35 @@ class Sum:
         return self.terms[0] if has_one else None
 
 
-def factors_first(closed: Any, operands: Sequence[Any], moving: Collection[int]) -> list[Any]:
-    """The results of a closed program that is linear in the operands at the indices ``moving``."""
-    given = [Sum(Term(x)) if i in moving else x for i, x in enumerate(operands)]
-    return list(map(_value, _run(closed, given, [UNKNOWN] * len(given))))
+def factors_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
+    """The rule, for loops that are linear in what they carry."""
+    if not loop.linear:
+        return loop, operands
+
+    def step(constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
+        known = loop.known(constants, carry, x)
+        return multiplied_first(loop.program, known, loop.program.invars[: loop.states])
+
+    return loop.retraced(operands, step)
+
+
+def multiplied_first(program: Program, known: Mapping[Any, Any], moving: Sequence[Any]) -> Leaves:
+    """The results of a program that is linear in the variables ``moving``."""
+    given = {variable: Sum(Term(x)) if variable in moving else x for variable, x in known.items()}
+    rule = partial(_results, _uses(program), {})
+    return list(map(_value, interpret(program, given, program.outvars, rule)))
 
 
 def _run(closed: Any, operands: Sequence[Any], exponents: Sequence[float]) -> list[Any]:
     program, known = entered(closed, operands)
-    atoms = [*(x for each in program.eqns for x in each.invars), *program.outvars]
-    uses = Counter(x for x in atoms if not is_literal(x))
     limits = dict(zip(program.invars, exponents, strict=True))
-    return interpret(program, known, program.outvars, partial(_results, uses, limits))
+    rule = partial(_results, _uses(program), limits)
+    return interpret(program, known, program.outvars, rule)
+
+
+def _uses(program: Program) -> Counter[Any]:
+    atoms = [*(x for each in program.eqns for x in each.invars), *program.outvars]
+    return Counter(x for x in atoms if not is_literal(x))
 
 
 def _results(
@@ -158,10 +175,11 @@ def _sum(name: str, operands: list[Any], again: list[bool], exponents: list[floa
             return Sum(Term(value, _wide(factor) * _wide(fixed), exponent + other))
         case "neg", [Sum(scaled=(value, factor, exponent))] if not again[0]:
             return Sum(Term(value, -factor, exponent))
-        case "add" | "add_any", [Sum() as x, Sum() as y] if not all(again):
-            both = zip((x, y), again, strict=True)
-            parts = [[Term(z.value)] if used and not z.scaled else z.terms for z, used in both]
-            return _added(*parts)
+        case "add" | "add_any", [Sum() as x, Sum() as y]:
+            both = list(zip((x, y), again, strict=True))
+            if not all(again) or bool(x.scaled) != bool(y.scaled):
+                parts = [[Term(z.value)] if used and not z.scaled else z.terms for z, used in both]
+                return _added(*parts)
     return None
 
 

@@ -11,10 +11,36 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.lower.in_order import Loop, Operands
+from deeppcr.state import Leaves
+from depth.jaxprs import bind, interpret
+
 MOST = 256  # entries of an array that is put into another
+
+
+def results_stacked(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
+    """The rule, for the results of a loop of derivatives."""
+    return stacked(loop, operands, of_x=False) if loop.linear else (loop, operands)
+
+
+def stacked(loop: Loop, operands: Operands, of_x: bool) -> tuple[Loop, Operands]:
+    """The loop that returns, and takes if ``of_x``, stacked arrays."""
+    xs, ys = ([x.aval for x in variables] for variables in (loop.inputs, loop.outputs))
+
+    def step(constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
+        known = loop.known(constants, carry, from_split(x, xs) if of_x else x)
+        found = interpret(loop.program, known, loop.program.outvars, bind)
+        return [*found[: loop.states], *stack_equal(found[loop.states :], ys)]
+
+    inputs = jax.eval_shape(lambda x: stack_equal(x, xs), xs) if of_x else None
+    new, operands = loop.retraced(operands, step, inputs)
+    after = lambda arrays: loop.after(from_split(arrays, ys, 1))  # noqa: E731
+    before = (lambda x: stack_equal(loop.before(x), xs, 1)) if of_x else loop.before
+    return new._replace(before=before, after=after), operands
 
 
 def stack_equal(arrays: Sequence[Array], like: Sequence[Any], axis: int = 0) -> list[Array]:

@@ -8,7 +8,8 @@ import pytest
 from jax import lax
 
 import deeppcr
-from deeppcr.rewrites import plain_gradients
+from deeppcr.lower import each as each_of
+from deeppcr.lower.cpu.gradients import plain_gradients as by_the_rule
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal, rounding
 
@@ -44,6 +45,16 @@ PRODUCTS = {
     "moves the axis of a batch": (lambda a, b: plain(a, b).transpose(2, 1, 0), "transpose", True),
     "of a sum": (lambda a, b: (a[0] + b[0]).T, "transpose", True),
 }
+
+
+def plain_gradients(f):
+    """``f``, as a CPU runs it."""
+
+    def run(*arguments):
+        closed, shapes = jax.make_jaxpr(f, return_shape=True)(*arguments)
+        return jax.tree.unflatten(jax.tree.structure(shapes), by_the_rule(closed, arguments))
+
+    return run
 
 
 def count(name, f, *arguments):
@@ -91,9 +102,11 @@ def test_sums(dtype):
     assert odd_sums(SUMS["one axis"], x)
 
 
-def test_on_an_accelerator_products_stay(monkeypatch):
-    monkeypatch.setattr("deeppcr.rewrites.gradients.platform", lambda: "cuda")
-    assert count("dot_general", plain_gradients(each), A, B)
+def test_each_platform_lowers_them_in_its_own_way():
+    traced = jax.jit(each_of(each)).trace(A, B)
+    for platform, stays in (("cuda", True), ("cpu", False), ("tpu", True)):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert ("dot_general" in text) == stays, platform
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (3,)])

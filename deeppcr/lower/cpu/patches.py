@@ -19,7 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.platforms import platform
+from deeppcr.lower.targets import target
 from deeppcr.rewrites.cut_first import apply
 from depth.jaxprs import Program, Replacement, called, equations, interpret, rewritten
 from depth.primitives import primitive
@@ -52,7 +52,7 @@ def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
 
 def as_products(results: Collection[Any]) -> Replacement | None:
     """Replaces the convolutions with these ``results``, for `evaluate`; None if there are none."""
-    return partial(_product, results=results) if results and platform() == "cpu" else None
+    return partial(_product, results=results) if results and not target().launches else None
 
 
 def _labels(inner: Any, own: Sequence[bool], rule: Callable[..., list[bool]]) -> list[bool]:

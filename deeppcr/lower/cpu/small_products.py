@@ -15,12 +15,13 @@ from typing import Any
 
 from jax import Array, lax
 
-from deeppcr.platforms import platform
-from deeppcr.rewrites.cut_first import apply
-from deeppcr.rewrites.terms import is_real_product, term_by_term
-from deeppcr.state import float32_or_better
-from depth.counts import contracted, matrices
-from depth.jaxprs import rewritten
+from deeppcr.lower.cpu.materialised import materialised, unknown_one
+from deeppcr.lower.in_order import Loop, Operands
+from deeppcr.rewrites.cut_first import apply, evaluate
+from deeppcr.rewrites.terms import is_real_product
+from deeppcr.state import Leaves, float32_or_better
+from depth.counts import contracted
+from depth.jaxprs import moved_by, rewritten
 
 # Multiplications up to which a product is written out: from 4096 on XLA cuts the sum into tasks for
 # its threads. Up to TINY of them, a sum of SHORT terms is written term by term, not as a reduction.
@@ -28,8 +29,27 @@ MOST, TINY, SHORT = 4095, 128, 4
 # LLVM vectorises short rows of results only if they fill vectors of 8, and takes 4 times as long
 # for others (jax 0.10.2): up to so many multiplications the product still takes longer.
 ROW, VECTOR, MOST_SCALAR = 16, 8, 640
-# Terms up to which a sum is written term by term where many steps are evaluated at once on a GPU.
-LONGEST = 16
+
+
+def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
+    """The rule; slices come first, too: see `deeppcr.rewrites.cut_first`.
+
+    In the loops of derivatives, whose products have operands that are computed just before, these
+    are computed once: see `materialised`.
+    """
+    moved, one = moved_by(loop.program, loop.program.invars[: loop.states]), unknown_one()
+
+    def replace(equation: Any, operands: list[Any]) -> list[Any] | None:
+        if loop.linear and is_small_product(equation):
+            both = zip(equation.invars, operands, strict=True)
+            operands = [materialised(x, one) if atom in moved else x for atom, x in both]
+        return write_out(equation, operands)
+
+    def step(constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
+        known = loop.known(constants, carry, x)
+        return evaluate(loop.program, known, loop.program.outvars, replace)
+
+    return loop.retraced(operands, step)
 
 
 def write_out(equation: Any, operands: list[Any]) -> list[Any] | None:
@@ -37,34 +57,9 @@ def write_out(equation: Any, operands: list[Any]) -> list[Any] | None:
 
     For `evaluate`.
     """
-    if platform() != "cpu":
-        return None
     if is_small_product(equation):
         return [_written_out(equation, *operands)]
     return rewritten(equation, operands, partial(apply, replace=write_out), is_small_product)
-
-
-def write_out_at_once(equation: Any, operands: list[Any]) -> list[Any] | None:
-    """The results of an equation that is or contains a product of short vectors; else None.
-
-    For `evaluate`, of programs that evaluate many steps at once on a GPU. XLA makes sums of these
-    products, too, but it transposes the vectors by a kernel of its own. Written out, the product is
-    part of the kernel that follows (jax 0.10.2, compiled for an H200).
-    """
-    if _is_of_vectors(equation):
-        return [term_by_term(equation, *operands)]
-    run = partial(apply, replace=write_out_at_once)
-    return rewritten(equation, operands, run, _is_of_vectors)
-
-
-def _is_of_vectors(equation: Any) -> bool:
-    """Whether an equation is a product of vectors, or of vectors and matrices of their own."""
-    if not is_real_product(equation):
-        return False
-    axes, batch = equation.params["dimension_numbers"]
-    _, rows, columns = matrices(equation)
-    is_one_axis = len(axes[0]) == 1 and 0 < contracted(equation) <= LONGEST
-    return is_one_axis and bool(batch[0]) and min(rows, columns) == 1
 
 
 def is_small_product(equation: Any) -> bool:

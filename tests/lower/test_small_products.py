@@ -7,12 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from deeppcr.lower.cpu.small_products import write_out
+from deeppcr.lower.gpu.short_vectors import short_vectors
 from deeppcr.rewrites import evaluate
-from deeppcr.rewrites.cut_first import apply
-from deeppcr.rewrites.small_products import (
-    write_out,
-    write_out_at_once,
-)
 from tests.problems import assert_agree, normal, rounding
 
 SIZES = {"a": 2, "b": 3, "i": 4, "j": 1, "k": 5, "l": 8}
@@ -94,7 +91,7 @@ def at_once(spec):
 
     def program(*given):
         closed = jax.make_jaxpr(jax.jit(partial(jnp.einsum, spec)))(*given)
-        return apply(closed, given, write_out_at_once)[0]
+        return short_vectors(closed, given)[0]
 
     return program
 

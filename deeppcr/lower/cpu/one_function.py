@@ -10,9 +10,8 @@ the same, but for the order of the sums in products.
 # 0.1 for 4 units, 0.2 for 8, 0.3 for 16 and 32, 0.75 for 128.
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
-from itertools import compress
 from typing import Any
 
 import jax
@@ -20,25 +19,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import mlir
-from jax.interpreters import partial_eval as pe
 
-from deeppcr.avals import of_step
-from deeppcr.calls import Call, without_unused
-from deeppcr.platforms import platform
-from deeppcr.rewrites.stack_equal import from_split, stack_equal
+from deeppcr.calls import Call
+from deeppcr.lower.cpu.stack_equal import stacked
+from deeppcr.lower.cpu.vector_products import is_small, multiplications, parts, product
+from deeppcr.lower.in_order import Loop, Operands
 from deeppcr.rewrites.terms import is_real_product
-from deeppcr.rewrites.vector_products import is_small, multiplications, parts, product
+from deeppcr.state import Leaves
 from depth.counts import convolved, size
-from depth.jaxprs import (
-    Program,
-    bind,
-    called,
-    equations,
-    interpret,
-    moved_by,
-    run,
-    without_constants,
-)
+from depth.jaxprs import bind, called, equations, interpret, moved_by, run
 from depth.primitives import primitive
 
 # What XLA reads from a call. It is private to XLA: see `is_honoured`.
@@ -72,9 +61,33 @@ PARTS, EQUATIONS = 64, 1024
 MANY = 32
 
 
-def is_possible() -> bool:
-    """Whether programs are traced for a CPU, whose compiler makes such functions."""
-    return platform() == "cpu" and is_honoured()
+def one_function(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
+    """The rule."""
+    program = loop.program
+    if not fits(program) or copies_matrices(program, loop.states) or not is_honoured():
+        return loop, operands
+    if len(loop.inputs) + len(loop.outputs) > MANY:
+        loop, operands = stacked(loop, operands, of_x=True)
+    loop, operands = loop.retraced(operands, partial(_by_vectors, loop))
+    return loop._replace(run=_in_one_function), operands
+
+
+def _by_vectors(loop: Loop, constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
+    """A step whose products of matrices are products with vectors."""
+    known = loop.known(constants, carry, x)
+    return interpret(loop.program, known, loop.program.outvars, _result)
+
+
+def _in_one_function(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
+    leaves, tree = jax.tree.flatten(operands)
+
+    def run(*leaves: Any) -> Leaves:
+        last, ys = loop.scan(jax.tree.unflatten(tree, leaves))
+        return [*last, *ys]
+
+    # `run` is a new object each time, so that jax caches nothing for it.
+    found = one_function_p.bind(*leaves, call_jaxpr=jax.make_jaxpr(run)(*leaves))
+    return found[: loop.states], found[loop.states :]
 
 
 @cache
@@ -136,48 +149,6 @@ def _is_plain(atom: Any) -> bool:
     return str(getattr(atom.aval, "dtype", "")) in DTYPES and size(atom) > 0
 
 
-def scan(
-    body: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    xs: Any,
-    length: int | None = None,
-    reverse: bool = False,
-    unroll: int = 1,
-) -> tuple[Any, Any]:
-    """`jax.lax.scan`, as one function if that is possible."""
-    each = jax.tree.map(of_step, xs)
-    closed, results = jax.make_jaxpr(body, return_shape=True)(carry, each)
-    program, constants = Program.of(closed), list(getattr(closed, "consts", ()))
-    if length == 1 or not (is_possible() and fits(program)):
-        return lax.scan(body, carry, xs, length, reverse, unroll)
-    variables, states = [*program.constvars, *program.invars], len(jax.tree.leaves(carry))
-    of_x = [x.aval for x in program.invars[states:]]
-    of_y = [y.aval for y in program.outvars[states:]]
-    has_many = len(of_x) + len(of_y) > MANY
-    stack, unstack = (stack_equal, from_split) if has_many else (_as_they_are, _as_they_are)
-
-    def loop(constants: list[Any], carry: list[Any], xs: list[Any]) -> list[Any]:
-        def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-            values = [*constants, *carry, *unstack(x, of_x)]
-            known = dict(zip(variables, values, strict=True))
-            leaves = interpret(program, known, program.outvars, _result)
-            return leaves[:states], stack(leaves[states:], of_y)
-
-        return jax.tree.leaves(lax.scan(step, carry, xs, length, reverse, unroll))
-
-    operands = constants, jax.tree.leaves(carry), stack(jax.tree.leaves(xs), of_x, 1)
-    # `loop` is a new object each time, so that jax caches nothing for it.
-    flat = jax.make_jaxpr(loop)(*operands)
-    found = one_function_p.bind(*jax.tree.leaves(operands), call_jaxpr=flat)
-    leaves = [*found[:states], *unstack(found[states:], of_y, 1)]
-    whole: tuple[Any, Any] = jax.tree.unflatten(jax.tree.structure(results), leaves)
-    return whole
-
-
-def _as_they_are(arrays: Sequence[Any], *_: Any) -> list[Any]:
-    return list(arrays)
-
-
 one_function_p = Call("one_function")
 
 
@@ -194,34 +165,8 @@ def _marked(*operands: Any, call_jaxpr: Any) -> list[Any]:
         return jax.jit(one_function)(*lax.optimization_barrier(operands))[0]
 
 
-def _lower(context: Any, *operands: Any, **params: Any) -> Any:
-    # XLA cannot compile such functions for several devices (jaxlib 0.10.2).
-    alone = getattr(context.module_context.axis_context, "num_devices", None) == 1
-    lower = mlir.lower_fun(_marked if alone else one_function_p.run, multiple_results=True)
-    return lower(context, *operands, **params)
-
-
-def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
-    """The equation without the results that nobody reads."""
-    equation = given[-1]  # since jax 0.12 after others
-    if not any(used):
-        return [False] * len(equation.invars), None
-    program, reads = without_unused(equation.params["call_jaxpr"], used)
-    return reads, equation.replace(
-        invars=list(compress(equation.invars, reads)),
-        outvars=list(compress(equation.outvars, used)),
-        params={"call_jaxpr": program},
-    )
-
-
-def has_one_function(program: Any) -> bool:
-    """Whether a program contains such a function."""
-    return any(e.primitive is one_function_p for e in equations(without_constants(program)))
-
-
 one_function_p.def_abstract_eval(lambda *_, call_jaxpr: list(call_jaxpr.out_avals))
-pe.dce_rules[one_function_p] = _without_unused
-mlir.register_lowering(one_function_p, _lower, "cpu")
+mlir.register_lowering(one_function_p, mlir.lower_fun(_marked, multiple_results=True), "cpu")
 
 
 def _result(equation: Any, operands: list[Any]) -> Sequence[Any]:

@@ -7,15 +7,19 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr.adjoint.linearised import TransposedSteps
-from deeppcr.chain import trace_chain
-from deeppcr.rewrites.factors_first import factors_first
-from depth.jaxprs import equations
+from deeppcr.lower.cpu.factors_first import multiplied_first
+from deeppcr.lower.in_order import Loop
+from depth.jaxprs import entered, equations
 from tests.problems import assert_agree, normal, rounding
 
 N = 4
 G, A, B, C = (normal(seed, 2, N) for seed in range(4))
 W = normal(5, N, N)
+
+
+def factors_first(closed, *operands):
+    program, known = entered(closed, operands)
+    return multiplied_first(program, known, program.invars[:1])
 
 
 def chained(g, a, b, c):
@@ -54,7 +58,7 @@ def test_results_are_the_same(f, dtype):
     weak = jax.tree.map(lambda x: x.astype(dtype), (G, A, B, C))
     wide = [x.astype("float64") for x in weak]
     closed = jax.make_jaxpr(f)(*weak)
-    found = jax.jit(lambda *operands: factors_first(closed, operands, [0]))(*weak)
+    found = jax.jit(partial(factors_first, closed))(*weak)
     assert [x.dtype for x in found] == [x.dtype for x in jax.tree.leaves(f(*weak))]
     found = [x.astype("float64") for x in found]
     assert_agree(found, jax.tree.leaves(f(*wide)), rounding(dtype, 8))  # of the longest program
@@ -63,7 +67,7 @@ def test_results_are_the_same(f, dtype):
 def multiplied(f, limit):
     """The number of products with what the program is linear in."""
     closed = jax.make_jaxpr(lambda g, *factors: f(g, *map(limit, factors)))(G, A, B, C)
-    found = jax.make_jaxpr(lambda *operands: factors_first(closed, operands, [0]))(G, A, B, C)
+    found = jax.make_jaxpr(partial(factors_first, closed))(G, A, B, C)
     moved, count = set(found.jaxpr.invars[:1]), 0
     for each in equations(found.jaxpr):
         if moved.intersection(x for x in each.invars if not hasattr(x, "val")):
@@ -91,11 +95,15 @@ def lstm(carry, x):
     return (h, c), h
 
 
-def test_a_step_of_an_lstm_reads_six_arrays_backwards():
-    xs = normal(6, 3, 2, 4 * N)
-    chain = trace_chain(lstm, (A, B), xs, 3, 1, "init")
-    steps = TransposedSteps.of(chain, [jnp.stack([x] * 3) for x in (A, B)])
-    assert [x.shape for x in steps.own] == [(3, 2, N)] * 6
+def test_a_step_of_an_lstm_reads_six_arrays_backwards_and_two_cotangents(monkeypatch):
+    xs, read = normal(6, 3, 2, 4 * N), {}
+    scan = Loop.scan
+
+    def recorded(loop, operands):
+        read[loop.linear] = [x.shape for x in operands.xs]
+        return scan(loop, operands)
+
+    monkeypatch.setattr(Loop, "scan", recorded)
 
     def loss(scan, init):
         (h, c), ys = scan(lstm, init, xs)
@@ -103,6 +111,7 @@ def test_a_step_of_an_lstm_reads_six_arrays_backwards():
 
     ours = jax.grad(lambda init: loss(lambda *a: deeppcr.scan(*a, adjoint="backprop"), init))
     assert_agree(ours((A, B)), jax.grad(lambda init: loss(jax.lax.scan, init))((A, B)))
+    assert read[True] == [(3, 2, N)] * 8
 
 
 def exponential(z, x):

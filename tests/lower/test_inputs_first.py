@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.sequential import run_sequentially
-from deeppcr.step import trace
+from deeppcr.lower.cpu.chunked import run_in_chunks
+from deeppcr.lower.cpu.inputs_first import inputs_first
+from deeppcr.lower.in_order import lowered_by
+from deeppcr.lower.targets import CPU
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
 
@@ -17,8 +19,6 @@ N, D, L = 3, 17, 11  # products with inputs have more terms than those that stay
 W, U = normal(0, D, 3 * N, scale=0.3), normal(1, N, 3 * N, scale=0.5)
 Z, XS = normal(2, 2, N), normal(3, L, 2, D)
 KEY, RBG = (jax.random.key(0, impl=impl) for impl in ("threefry2x32", "rbg"))
-
-cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="only in loops on a CPU")
 
 
 def gated(z, of_input):
@@ -65,49 +65,55 @@ NOTHING = {
 }
 
 
-def split(step, z, xs):
-    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
-    return trace(step, jax.tree.map(jnp.asarray, z), first)[0].inputs_first
+def by_the_rule(step, z, xs, reverse=False):
+    """The results of the loop by this rule, the loop before and after it."""
+    loops = []
+
+    def lower(loop, operands):
+        rewritten, operands = inputs_first(loop, operands)
+        loops.extend((loop, rewritten))
+        return run_in_chunks(rewritten, operands)
+
+    closed = jax.make_jaxpr(partial(jax.lax.scan, step, reverse=reverse))(z, xs)
+    program = partial(lowered_by, lower, call_jaxpr=closed, linear=False)
+    return jax.jit(program)(*jax.tree.leaves((z, xs))), *loops
+
+
+def products(loop):
+    return sum(each.primitive.name == "dot_general" for each in equations(loop.program))
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_the_answer_is_that_of_the_loop(name):
     step, z, xs = STEPS[name]
-    assert split(step, z, xs) is not None
-    scans = partial(deeppcr.scan, method="sequential"), jax.lax.scan
-    (last, *ours), (expected, *theirs) = (jax.tree.leaves(scan(step, z, xs)) for scan in scans)
-    assert_agree((last, ours[-1]), (expected, theirs[-1]))
+    found, before, after = by_the_rule(step, z, xs)
+    assert after.inputs != before.inputs
+    ours, theirs = found, jax.tree.leaves(jax.lax.scan(step, z, xs))
+    assert_agree(*([x for x in leaves if x.dtype != KEY.dtype] for leaves in (ours, theirs)))
 
 
 @pytest.mark.parametrize("name", ["a product", "in a call"])
 def test_products_with_inputs_are_not_in_the_loop(name):
-    found, step = split(*STEPS[name])
-    products = [
-        sum(each.primitive.name == "dot_general" for each in equations(program))
-        for program in (found.first, step.jaxpr)
-    ]
-    assert products == [1, 1]
+    _, before, after = by_the_rule(*STEPS[name])
+    assert (products(before), products(after)) == (2, 1)
 
 
 @pytest.mark.parametrize("name", NOTHING)
 def test_nothing_is_first_that_is_as_fast_in_the_loop(name):
-    assert split(*NOTHING[name]) is None
+    _, before, after = by_the_rule(*NOTHING[name])
+    assert after is before
 
 
-@cpu_only
-def test_chunks_follow_one_another(monkeypatch):
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [L, L + 1])
+def test_chunks_follow_one_another(reverse, length, monkeypatch):
     """The last one begins early enough to be as long as the others."""
-    monkeypatch.setattr("deeppcr.chunks.CHUNK", 4 * 8 * (2 * 3 * N) * 2)
-    runs = []
-    monkeypatch.setattr(
-        "deeppcr.sequential.run_sequentially",
-        lambda chain, *rest, run=run_sequentially, **options: (
-            runs.append(chain.length) or run(chain, *rest, **options)
-        ),
-    )
-    ours = jax.jit(partial(deeppcr.scan, gru, method="sequential"))(Z, XS)
-    assert_agree(ours, jax.lax.scan(gru, Z, XS))
-    assert set(runs) == {4}
+    cache = 4 * 8 * (2 * 3 * N) * 2
+    monkeypatch.setattr("deeppcr.lower.targets.CPU", CPU._replace(cache=cache))
+    xs = normal(4, length, 2, D)
+    found, _, after = by_the_rule(gru, Z, xs, reverse)
+    assert after.size == 4
+    assert_agree(found, list(jax.lax.scan(gru, Z, xs, reverse=reverse)))
 
 
 def test_all_derivatives_are_those_of_the_loop():

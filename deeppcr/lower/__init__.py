@@ -1,0 +1,32 @@
+"""What each kind of device runs: the one floor that knows compilers.
+
+Above it, steps in order are `loop`, an equation whose program is one `jax.lax.scan`, and steps at
+once are `each`. How they run is decided when jax lowers them, by the platform that it lowers for.
+
+    in_order.py        `loop`, and what a rule reads and rewrites of it
+    at_once.py         `each`
+    chunks.py          steps whose arrays stay in a cache
+    targets.py         the few facts of a device that programs above depend on
+    cpu/               an ordered list of rules
+    gpu/               XLA's loop, with what its compiler for GPUs needs
+"""
+
+from deeppcr.lower import cpu, gpu  # registers them
+from deeppcr.lower.at_once import each
+from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_in_cache
+from deeppcr.lower.cpu.patches import as_products, own_filters
+from deeppcr.lower.in_order import loop
+from deeppcr.lower.targets import target
+
+__all__ = [
+    "as_products",
+    "cpu",
+    "each",
+    "even_chunk",
+    "gpu",
+    "loop",
+    "own_filters",
+    "scan_in_chunks",
+    "steps_in_cache",
+    "target",
+]

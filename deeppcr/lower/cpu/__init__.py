@@ -1,0 +1,39 @@
+"""What a CPU runs: for loops an ordered list of rules, for all steps at once one more.
+
+A rule of loops is a function ``(loop, operands) -> (loop, operands)`` in a file of its own, which
+says what XLA does, the gain, and the version of jax. What it is not for, it returns as it is.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from deeppcr.lower.at_once import each_p, rewritten_by
+from deeppcr.lower.cpu.chunked import run_in_chunks
+from deeppcr.lower.cpu.factors_first import factors_first
+from deeppcr.lower.cpu.gradients import plain_gradients
+from deeppcr.lower.cpu.inputs_first import inputs_first
+from deeppcr.lower.cpu.one_function import one_function
+from deeppcr.lower.cpu.small_products import small_products
+from deeppcr.lower.cpu.stack_equal import results_stacked
+from deeppcr.lower.in_order import Loop, Operands, loop_p, lowered_by
+from deeppcr.state import Leaves
+
+Rule = Callable[[Loop, Operands], tuple[Loop, Operands]]
+FIRST: tuple[Rule, ...] = (factors_first, inputs_first)
+LAST: tuple[Rule, ...] = (results_stacked, small_products)
+
+
+def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
+    """The results of a loop, by these rules, up to the first that runs it."""
+    for rule in rules if loop.length > 1 else ():
+        loop, operands = rule(loop, operands)
+        if loop.run:
+            break
+    last, ys = run_in_chunks(loop, operands)
+    return last, loop.after(ys)
+
+
+# XLA cannot compile loops of one function for several devices (jaxlib 0.10.2).
+alone, of_several = (partial(run, rules) for rules in ((*FIRST, one_function, *LAST), FIRST + LAST))
+loop_p.register("cpu", partial(lowered_by, alone), partial(lowered_by, of_several))
+each_p.register("cpu", partial(rewritten_by, plain_gradients))

@@ -1,0 +1,174 @@
+"""`loop`: `jax.lax.scan` as an equation of its own, which each platform lowers in its own way."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import jax
+from jax import lax
+
+from deeppcr.avals import abstract
+from deeppcr.lower.primitive import Lowered
+from deeppcr.state import Leaves
+from depth.jaxprs import Program, bind, entered, interpret, is_literal, scan_parts
+
+
+def loop(
+    body: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int = 1,
+    linear: bool = False,
+) -> tuple[Any, Any]:
+    """`jax.lax.scan`; the results are the same up to rounding.
+
+    ``linear``: whether the next carry is linear in the carry, as in the loop of a derivative.
+    """
+    scan = partial(lax.scan, body, length=length, reverse=reverse, unroll=unroll)
+    # `closed` is of a new function each time, so that jax caches nothing for it.
+    closed, shapes = jax.make_jaxpr(partial(scan), return_shape=True)(carry, xs)
+    if closed.effects:  # of steps in order, or of devices that communicate
+        return scan(carry, xs)
+    found = _with_loops(closed, jax.tree.leaves((carry, xs)), linear)
+    results: tuple[Any, Any] = jax.tree.unflatten(jax.tree.structure(shapes), found)
+    return results
+
+
+def _with_loops(closed: Any, operands: Sequence[Any], linear: bool) -> Leaves:
+    """The results of a program, its `jax.lax.scan` by `loop_p`."""
+    program, values = entered(closed, operands)
+    for equation in program.eqns:
+        given = [x.val if is_literal(x) else values[x] for x in equation.invars]
+        if equation.primitive.name == "scan":
+            call_jaxpr = jax.make_jaxpr(partial(bind, equation))(given)
+            found = loop_p.bind(*given, call_jaxpr=call_jaxpr, linear=linear)
+        else:  # of what stands around it
+            found = bind(equation, given)
+        values |= dict(zip(equation.outvars, found, strict=True))
+    return [x.val if is_literal(x) else values[x] for x in program.outvars]
+
+
+class _LoopPrimitive(Lowered):
+    """See `Lowered`; the loop of all examples of a `jax.vmap` is a loop, too."""
+
+    def _map(self, operands: Any, axes: Any, **params: Any) -> Any:
+        mapped = jax.vmap(partial(self.run, **params), tuple(axes))
+        results = _with_loops(jax.make_jaxpr(mapped)(*operands), operands, params["linear"])
+        return results, [0] * len(results)
+
+
+loop_p = _LoopPrimitive("loop")
+
+
+class Operands(NamedTuple):
+    """Leaves that a loop takes: the same in all steps, carried, and one of each step."""
+
+    constants: Leaves
+    carry: Leaves
+    xs: Leaves
+
+
+class Loop(NamedTuple):
+    """A loop, as the rules of a platform read and rewrite it.
+
+    Attributes:
+        program: of a step, ``(*carry, *x) -> (*carry, *y)``; its constants are those of the loop.
+        states: the number of leaves that are carried.
+        length: the number of steps.
+        reverse: whether the first step takes the last of the inputs.
+        unroll: steps per trip.
+        linear: whether the next carry is linear in the carry.
+        before: the ``x`` of ``size`` steps at once, from the inputs of the loop.
+        size: of a chunk of the loop; None for all of it.
+        after: the results of the loop, from the ``y`` of all steps.
+        run: runs a chunk, from its ``x``; None for `scan`.
+    """
+
+    program: Program
+    states: int
+    length: int
+    reverse: bool
+    unroll: int
+    linear: bool
+    before: Callable[[Leaves], Leaves] = list
+    size: int | None = None
+    after: Callable[[Leaves], Leaves] = list
+    run: "Lower | None" = None
+
+    @classmethod
+    def of(cls, equation: Any, linear: bool) -> Self:
+        """The loop of a `jax.lax.scan`."""
+        params, (consts, carry, _) = equation.params, scan_parts(equation)
+        program = Program.of(params["jaxpr"])
+        constants = [*program.invars[:consts], *program.constvars]
+        step = program._replace(constvars=constants, invars=program.invars[consts:])
+        return cls(step, carry, params["length"], params["reverse"], params["unroll"], linear)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The variables of the ``x`` of a step."""
+        return self.program.invars[self.states :]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The ``y`` of a step."""
+        return self.program.outvars[self.states :]
+
+    def known(self, constants: Leaves, carry: Leaves, x: Leaves) -> dict[Any, Any]:
+        """The values of the variables of a step."""
+        variables = [*self.program.constvars, *self.program.invars]
+        return dict(zip(variables, [*constants, *carry, *x], strict=True))
+
+    def retraced(
+        self,
+        operands: Operands,
+        step: Callable[[Leaves, Leaves, Leaves], Leaves],
+        inputs: Leaves | None = None,
+    ) -> tuple[Self, Operands]:
+        """The loop of ``step(constants, carry, x)``, the next carry and ``y``, and its operands.
+
+        ``inputs``: the types of ``x``, if they are others.
+        """
+        count = len(self.program.constvars)
+        split = count + self.states
+        variables = [*self.program.constvars, *self.program.invars]
+        avals = [abstract(x.aval) for x in variables]
+        avals[split:] = avals[split:] if inputs is None else inputs
+
+        def flat(*leaves: Any) -> Leaves:
+            return step(list(leaves[:count]), list(leaves[count:split]), list(leaves[split:]))
+
+        closed = jax.make_jaxpr(flat)(*avals)
+        new = Program.of(closed)
+        constvars = [*new.invars[:count], *new.constvars]
+        program = new._replace(constvars=constvars, invars=new.invars[count:])
+        constants = [*operands.constants, *getattr(closed, "consts", ())]
+        return self._replace(program=program), operands._replace(constants=constants)
+
+    def scan(self, operands: Operands) -> tuple[Leaves, Leaves]:
+        """The last carry and the ``y`` of all steps, by `jax.lax.scan`."""
+
+        def step(carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
+            known = self.known(operands.constants, carry, x)
+            found = interpret(self.program, known, self.program.outvars, bind)
+            return found[: self.states], found[self.states :]
+
+        return lax.scan(step, operands.carry, operands.xs, self.length, self.reverse, self.unroll)
+
+
+Lower = Callable[[Loop, Operands], tuple[Leaves, Leaves]]
+
+
+def lowered_by(lower: Lower, *operands: Any, call_jaxpr: Any, linear: bool) -> Leaves:
+    """The results of a `loop` that ``lower`` runs."""
+    program, values = entered(call_jaxpr, operands)
+    (equation,) = program.eqns
+    consts, carry, _ = scan_parts(equation)
+    given = [values[x] for x in equation.invars]
+    own = getattr(equation.params["jaxpr"], "consts", ())
+    parts = [*given[:consts], *own], given[consts : consts + carry], given[consts + carry :]
+    last, ys = lower(Loop.of(equation, linear), Operands(*parts))
+    values |= dict(zip(equation.outvars, [*last, *ys], strict=True))
+    return [values[x] for x in program.outvars]

@@ -1,0 +1,56 @@
+"""Equations that stand for a program, and that each platform lowers in its own way."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import compress
+from typing import Any
+
+import jax
+from jax.interpreters import mlir
+from jax.interpreters import partial_eval as pe
+
+from deeppcr.avals import abstract
+from deeppcr.calls import Call, without_unused
+from deeppcr.state import Leaves
+
+Program = Callable[..., Leaves]  # of the operands, and of the parameters of the equation by name
+
+
+class Lowered(Call):
+    """See `Call`; what is registered for a platform runs there instead of the program."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.programs: dict[str, Program] = {}
+        self.def_abstract_eval(lambda *_, call_jaxpr, **others: list(call_jaxpr.out_avals))
+        pe.dce_rules[self] = _without_unused
+
+    def register(self, platform: str, program: Program, of_several: Program | None = None) -> None:
+        """What runs on a platform; ``of_several``: where a program is one of several devices."""
+        self.programs[platform] = program
+
+        def rule(context: Any, *operands: Any, **params: Any) -> Any:
+            count = getattr(context.module_context.axis_context, "num_devices", None)
+            f = program if count == 1 else of_several or program
+            f = self.run if count is None else f  # of `jax.shard_map`
+            return mlir.lower_fun(f, multiple_results=True)(context, *operands, **params)
+
+        mlir.register_lowering(self, rule, platform)
+
+    def lowered(self, platform: str, equation: Any) -> Any:
+        """The program that a platform runs: for `depth`."""
+        f = partial(self.programs.get(platform, self.run), **equation.params)
+        return jax.make_jaxpr(f)(*(abstract(x.aval) for x in equation.invars))
+
+
+def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
+    """The equation without the results that nobody reads."""
+    equation = given[-1]  # since jax 0.12 after others
+    if not any(used):
+        return [False] * len(equation.invars), None
+    program, reads = without_unused(equation.params["call_jaxpr"], used)
+    return reads, equation.replace(
+        invars=list(compress(equation.invars, reads)),
+        outvars=list(compress(equation.outvars, used)),
+        params={**equation.params, "call_jaxpr": program},
+    )
