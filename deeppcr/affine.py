@@ -59,6 +59,9 @@ def _results(equation: Any, operands: list[bool]) -> list[bool]:
 
 def _of_a_program(equation: Any, operands: list[bool]) -> list[bool] | None:
     """The results of an equation with inner programs; None for any other."""
+    if equation.primitive.name == "linear_map":
+        of_matrix = operands[: equation.params["role"].known]
+        return None if any(of_matrix) else [True] * len(equation.outvars)
     inner = called(equation)
     if inner is not None:
         return _follow(without_constants(inner), operands)

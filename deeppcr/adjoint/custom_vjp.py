@@ -110,9 +110,9 @@ def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
 
     def push(primals: Leaves, tangents: list[Any]) -> tuple[list[Any], list[Any]]:
         mask, moved = moving(primals, tangents)
-        results, rule = _pull(equation, primals, mask)
-        given = floating(equation.outvars)
-        pushed = transposed_by(rule, moved, partition(results, given), partition(primals, mask))
+        results, given = _pull(equation, primals, mask)[0], floating(equation.outvars)
+        rule = lambda known, g: _pull(equation, known, mask)[1](g)  # noqa: E731
+        pushed = transposed_by(rule, moved, partition(results, given), primals)
         zeros = list(map(zero_tangent, results))
         return list(map(_batched_in_front, results)), combine(
             zeros, given, map(_batched_in_front, pushed)

@@ -18,26 +18,27 @@ vector-Jacobian product,
     D^T lam = (A_1^T lam_1, (B_l^T lam_l)_l, sum_l C_l^T lam_l),
 
 which is backpropagation: no Newton iterations, one solve, and all parameter gradients at once. As a
-`jax.lax.custom_linear_solve`, this one rule gives forward mode, reverse mode and their
+`deeppcr.linear_map.LinearMap`, this one rule gives forward mode, reverse mode and their
 compositions. It keeps the trajectory from the forward pass, and no Jacobian.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.jacobian import Adjoint
-from deeppcr.adjoint.transposed import linear_in, moving, tangent_system
+from deeppcr.adjoint.transposed import moving
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain import TracedChain
+from deeppcr.linear_map import LinearMap
 from deeppcr.lower import each, scan_in_chunks
 from deeppcr.newton import Newton
 from deeppcr.partition import combine, partition
@@ -226,85 +227,100 @@ def _tangents(
     chain: TracedChain, states: Leaves, moves: _Moves, tangents: Tangents, adjoint: AdjointSolver
 ) -> Leaves:
     """The tangents ``t_1 .. t_L`` of the trajectory, as the solution of the linear system above."""
-    initial = [jnp.zeros_like(z, shape=z.shape[1:]) for z in states]
-    index = jnp.arange(chain.length, dtype=jnp.int32)
-    size, forward, backward = chain.length, adjoint.forward, adjoint.backward
-    if isinstance(chain.axis, ChainSharding):
+    known, tree = jax.tree.flatten((chain, states, adjoint))
+
+    def of_known(f: Callable[..., Any]) -> Callable[[Leaves, Any], Any]:
+        return lambda known, x: f(_System.of(moves, *jax.tree.unflatten(tree, known)), *x)
+
+    t: Leaves = LinearMap(
+        of_known(_System.solve), of_known(_System.solve_transposed), of_known(_System.product)
+    )(known, [jnp.zeros_like(z) for z in states], tangents)
+    return t
+
+
+class _System(NamedTuple):
+    """The linear system of the tangents of a chain.
+
+    Attributes:
+        moves: what is differentiated.
+        chain: with its arrays.
+        states: ``z_0 .. z_{L-1}``.
+        forward: see `AdjointSolver`; of a chunk, or of all shards.
+        backward: see `AdjointSolver`.
+        size: the steps of a chunk.
+    """
+
+    moves: _Moves
+    chain: TracedChain
+    states: Leaves
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    size: int
+
+    @classmethod
+    def of(cls, moves: _Moves, chain: TracedChain, states: Leaves, adjoint: AdjointSolver) -> Self:
+        """The system that an adjoint solves."""
+        if not isinstance(chain.axis, ChainSharding):
+            size = adjoint.chunk(chain)
+            return cls(moves, chain, states, adjoint.forward, adjoint.backward, size)
         along, kind = chain.axis.along, type(adjoint)
         specs = P(), along, along, P()
         forward = partial(on_shards, kind.forward, adjoint, specs=specs, out=along)
         backward = partial(on_shards, kind.backward, adjoint, specs=specs, out=(along, P()))
-    else:
-        size = adjoint.chunk(chain)
-    chunks = partial(scan_in_chunks, length=chain.length, size=size)
+        return cls(moves, chain, states, forward, backward, chain.length)
 
-    def steps(index: Array, inputs: Leaves) -> tuple[TracedChain, Callable[..., Leaves], Any]:
+    @property
+    def initial(self) -> Leaves:
+        """Zeros, shaped like the initial state."""
+        return [jnp.zeros_like(z, shape=z.shape[1:]) for z in self.states]
+
+    @property
+    def indices(self) -> Array:
+        """Of the steps: int32."""
+        return jnp.arange(self.chain.length, dtype=jnp.int32)
+
+    def steps(self, index: Array, inputs: Leaves) -> tuple[TracedChain, Callable[..., Leaves], Any]:
         """Consecutive steps, as a chain, and as a function with its differentiated leaves."""
-        here = dataclasses.replace(chain, inputs=inputs, length=len(index), offset=index[0])
-        return here, lambda z, x, c: moves.put(here, x, c)(z), moves.of(here)[1:]
+        here = dataclasses.replace(self.chain, inputs=inputs, length=len(index), offset=index[0])
+        return here, lambda z, x, c: self.moves.put(here, x, c)(z), self.moves.of(here)[1:]
 
-    def pushed(t: Leaves, v: Tangents) -> Leaves:
+    def product(self, t: Leaves, v: Tangents) -> Leaves:
+        """``A_l t_{l-1}`` and the terms of ``v``."""
         dz, dx, dc = v
-        _, f, primals = steps(index, chain.inputs)
-        starts = chain.before(moves.enter(initial, dz), t)
-        found: Leaves = jax.jvp(f, (states, *primals), (starts, dx, dc))[1]
+        _, f, primals = self.steps(self.indices, self.chain.inputs)
+        starts = self.chain.before(self.moves.enter(self.initial, dz), t)
+        found: Leaves = jax.jvp(f, (self.states, *primals), (starts, dx, dc))[1]
         return found
 
-    def solve(_: Any, right: Any) -> Any:
-        b, (dz, dx, dc) = right
+    def solve(self, b: Leaves, v: Tangents) -> Leaves:
+        """The tangents."""
+        dz, dx, dc = v
 
         def chunk(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
             index, z, inputs, b, dx = part
-            here, f, primals = steps(index, inputs)
+            here, f, primals = self.steps(index, inputs)
             pushed = jax.jvp(partial(f, z), primals, (dx, dc))[1]
-            t = forward(here, z, add(b, pushed), enter)
+            t = self.forward(here, z, add(b, pushed), enter)
             return [leaf[-1] for leaf in t], t
 
-        parts = index, states, chain.inputs, b, dx
-        return chunks(chunk, moves.enter(initial, dz), parts)[1], (dz, dx, dc)
+        parts = self.indices, self.states, self.chain.inputs, b, dx
+        start, length = self.moves.enter(self.initial, dz), self.chain.length
+        return scan_in_chunks(chunk, start, parts, length=length, size=self.size)[1]
 
-    def transpose_solve(_: Any, right: Any) -> Any:
-        g, (by_initial, by_inputs, by_captured) = right
+    def solve_transposed(self, *g: Array) -> tuple[Leaves, Tangents]:
+        """The adjoint states, and the cotangents of ``v``."""
 
         def chunk(carry: Any, part: Any) -> tuple[Any, tuple[Leaves, Leaves]]:
             enter, totals = carry
             index, z, inputs, g = part
-            here, f, primals = steps(index, inputs)
-            lam, leave = backward(here, z, g, enter)
+            here, f, primals = self.steps(index, inputs)
+            lam, leave = self.backward(here, z, g, enter)
             _, pull = jax.vjp(partial(f, z), *primals)
             from_x, from_c = each(pull)(lam)
             return (leave, add(totals, from_c)), (lam, from_x)
 
-        begin = [jnp.zeros_like(z) for z in initial], by_captured
-        parts = index, states, chain.inputs, g
-        (leave, by_captured), (lam, from_x) = chunks(chunk, begin, parts, reverse=True)
-        by_initial = add(by_initial, partition(leave, moves.initial))
-        return lam, (by_initial, add(by_inputs, from_x), by_captured)
-
-    right, known = ([jnp.zeros_like(z) for z in states], tangents), (states, *moves.of(chain)[1:])
-    arguments = tangent_system(pushed, solve, transpose_solve, right, known)
-    try:
-        found = lax.custom_linear_solve(*arguments)
-    except Exception:
-        if not chain.step.forwards_only:  # or the differentiated part is transposable
-            raise
-        found = lax.custom_linear_solve(*arguments[:3])
-        return _as_transposable_as_the_step(chain, states, moves, tangents, found[0])
-    t: Leaves = linear_in(found[0], found)
-    return t
-
-
-def _as_transposable_as_the_step(
-    chain: TracedChain, states: Leaves, moves: _Moves, tangents: Tangents, t: Leaves
-) -> Leaves:
-    """``t``, made to depend on the tangents of the step, applied to zero steps.
-
-    Forward mode works, at no cost. Reverse mode reaches the operation for which jax raises its own
-    error.
-    """
-    none = dataclasses.replace(chain, inputs=[x[:0] for x in chain.inputs], length=0, axis=LOCAL)
-    _, x, c = moves.of(none)
-    _, dx, dc = tangents
-    before, starts, dx = ([leaf[:0] for leaf in leaves] for leaves in (states, t, dx))
-    f = lambda z, x, c: moves.put(none, x, c)(z)  # noqa: E731
-    return linear_in(t, jax.jvp(f, (before, x, c), (starts, dx, dc))[1])
+        start = self.initial, list(map(jnp.zeros_like, self.moves.of(self.chain)[2]))
+        parts, length = (self.indices, self.states, self.chain.inputs, list(g)), self.chain.length
+        found = scan_in_chunks(chunk, start, parts, length=length, size=self.size, reverse=True)
+        (leave, from_c), (lam, from_x) = found
+        return lam, (partition(leave, self.moves.initial), from_x, from_c)

@@ -10,9 +10,7 @@ reshape is enough. If equal parts of a state are paired entry by entry, as is fr
 is enough, which XLA fuses into the product that follows.
 
 Any other permutation is a gather, about as fast as a copy. JAX would transpose it to a scatter. Yet
-the transpose of a permutation is its inverse, again a gather. So the permuted vector is written as
-the solution of a linear system, "its inverse permutation is the vector", with
-`jax.lax.custom_linear_solve`.
+the transpose of a permutation is its inverse, again a gather: see `deeppcr.linear_map`.
 """
 
 import dataclasses
@@ -26,7 +24,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.linear.blocks import Blocks, Matrices
-from deeppcr.linear_system import linear_system
+from deeppcr.linear_map import LinearMap
 
 PADDING = -1  # in a row of a group that is shorter
 
@@ -124,10 +122,11 @@ def _permute(y: Array, order: np.ndarray) -> Array:
         return y
     # A scatter takes 5 to 20 times as long as this gather on CPU (jax 0.10.2).
     inverse = np.argsort(order)
-    system = linear_system(
-        lambda y: _take(y, inverse), y, lambda _, y: _take(y, order), lambda _, y: _take(y, inverse)
-    )
-    permuted: Array = lax.custom_linear_solve(*system)
+    permuted: Array = LinearMap(
+        lambda _, x: _take(x[0], order),
+        lambda _, g: (_take(g, inverse), ()),
+        lambda _, x: jnp.zeros_like(x[0]),
+    )([], y)
     return permuted
 
 

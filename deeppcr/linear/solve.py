@@ -7,7 +7,7 @@ the solver's operations:
 
 the same recurrence with another right-hand side. In reverse mode it is ``M^T lam = g``, one solve
 of the transposed recurrence. The gradient of ``b`` is ``lam``, and that of ``A_l`` is the outer
-product of ``lam_l`` and ``y_{l-1}``, for all l at once. `jax.lax.custom_linear_solve` implements
+product of ``lam_l`` and ``y_{l-1}``, for all l at once. `deeppcr.linear_map` implements
 this, with derivatives of every order.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
 from deeppcr.avals import like
@@ -27,8 +27,9 @@ from deeppcr.linear.groups import BlockDiagonals
 from deeppcr.linear.named import find_solver
 from deeppcr.linear.sharded import Sharded
 from deeppcr.linear.solver import LinearSolver
-from deeppcr.linear_system import linear_system
+from deeppcr.linear_map import LinearMap
 from deeppcr.platforms import is_eager
+from deeppcr.state import Leaves
 
 
 def solve_bidiagonal(
@@ -134,16 +135,21 @@ def solve_recurrence(
 
     along = Along(reverse=reverse)
 
-    def system(y: Array) -> Array:
-        return y - along.clear_first(blocks.apply(along.before(y)))
+    leaves, tree = jax.tree.flatten(blocks)
 
-    def solve(_: Any, right: Array) -> Array:
-        return solver.solve(blocks, right, reverse)
+    def with_blocks(known: Leaves) -> Blocks:
+        found: Blocks = jax.tree.unflatten(tree, known)
+        return found
 
-    def solve_transposed(_: Any, right: Array) -> Array:
-        return solver.solve_transposed(blocks, right, reverse)
+    def product(known: Leaves, x: tuple[Array, Any]) -> Array:
+        y: Array = along.clear_first(with_blocks(known).apply(along.before(x[0])))
+        return y
 
-    y: Array = lax.custom_linear_solve(*linear_system(system, b, solve, solve_transposed))
+    y: Array = LinearMap(
+        lambda known, x: solver.solve(with_blocks(known), x[0], reverse),
+        lambda known, g: (solver.solve_transposed(with_blocks(known), g, reverse), ()),
+        product,
+    )(leaves, b)
     return y
 
 

@@ -1,0 +1,139 @@
+"""Linear functions with a transpose of their own: the solutions of linear systems.
+
+``y = A y + D v + b`` has the solution ``y``, linear in ``(b, v)``. Its transpose is another
+solution, for cotangents ``g``: ``lam = g + A^T lam``, and ``(lam, D^T lam)``. The derivatives of
+both with respect to what A and D are made of take one more solution each,
+
+    y' = A y' + D v' + b' + (A' y + D' v),
+    lam' = g' + A^T lam' + A'^T lam,    (D^T lam)' = D^T lam' + D'^T lam,
+
+so they are differentiable to every order. `jax.lax.custom_linear_solve` would do, but it traces the
+system, its transpose and both solutions at once, whatever of them is used.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import compress
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad, batching
+
+from deeppcr.avals import like
+from deeppcr.calls import Call
+from deeppcr.partition import combine
+from deeppcr.state import Leaves, add
+
+Function = Callable[[Leaves, Any], Any]  # of ``known`` arrays and a pytree; it closes over none
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinearMap:
+    """A linear function, which depends on ``known`` arrays.
+
+    Attributes:
+        apply: ``(known, (b, v)) -> y``, the solution of ``y = A y + D v + b``; ``b`` is like ``y``.
+        transpose: ``(known, g) -> (lam, D^T lam)``.
+        product: ``(known, (y, v)) -> A y + D v``.
+    """
+
+    apply: Function
+    transpose: Function
+    product: Function
+
+    def __call__(self, known: Leaves, b: Any, v: Any = ()) -> Any:
+        """The solution, differentiable in all of them."""
+        return _bind(self, False, known, (b, v))
+
+    def mapped(self, axes: Sequence[int | None], **names: Any) -> "LinearMap":
+        """That of examples, on these axes of ``known``, and on axis 0 of all else."""
+
+        def each(f: Function) -> Function:
+            return lambda known, x: jax.vmap(f, (list(axes), 0), **names)(known, x)
+
+        return LinearMap(each(self.apply), each(self.transpose), each(self.product))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Role:
+    """The map of an equation or its transpose, and the structures of its operand and its result."""
+
+    map: LinearMap
+    is_transposed: bool
+    known: int
+    x: Any
+    y: Any
+
+    def changes(self, along: Callable[..., Any], x: Any, y: Any) -> tuple[Any, Any]:
+        """What derivatives in ``known`` add to the operand, and to the result.
+
+        ``along(f)``: the tangent of ``f(known)``.
+        """
+        product, zeros = self.map.product, jax.tree.map(jnp.zeros_like, (x, y))
+        if not self.is_transposed:
+            (_, v), ((_, none), of_y) = x, zeros
+            return (along(lambda known: product(known, (y, v))), none), of_y
+        lam, (none, _) = y[0], zeros[1]
+        pulled = lambda known: jax.vjp(partial(product, known), zeros[1])[1](lam)[0]  # noqa: E731
+        of_g, of_v = along(pulled)
+        return of_g, (none, of_v)
+
+
+def _bind(map_: LinearMap, is_transposed: bool, known: Leaves, x: Any) -> Any:
+    x = like(x, known, x)  # as the loop of a solution makes them vary
+    f = map_.transpose if is_transposed else map_.apply
+    # Of a new function each time, so that jax caches nothing for it.
+    closed, y = jax.make_jaxpr(partial(f), return_shape=True)(known, x)
+    role = _Role(map_, is_transposed, len(known), *map(jax.tree.structure, (x, y)))
+    leaves = linear_map_p.bind(*known, *jax.tree.leaves(x), call_jaxpr=closed, role=role)
+    return jax.tree.unflatten(role.y, leaves)
+
+
+class _Primitive(Call):
+    """See `Call`; its derivatives are those of the linear map."""
+
+    def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
+        role: _Role = params["role"]
+        results, count = self.bind(*primals, **params), role.known
+        known, of_x = list(primals[:count]), list(map(ad.instantiate_zeros, tangents[count:]))
+        moves = [not isinstance(t, ad.Zero) for t in tangents[:count]]
+        if not any(moves):
+            return results, self.bind(*known, *of_x, **params)
+
+        def along(f: Callable[[Leaves], Any]) -> Any:
+            moved = lambda *leaves: f(combine(known, moves, leaves))  # noqa: E731
+            both = tuple(compress(known, moves)), tuple(compress(tangents, moves))
+            return jax.jvp(moved, *both)[1]
+
+        x, y = jax.tree.unflatten(role.x, primals[count:]), jax.tree.unflatten(role.y, results)
+        more_x, more_y = map(jax.tree.leaves, role.changes(along, x, y))
+        of_y = self.bind(*known, *add(of_x, more_x), **params)
+        return results, add(of_y, more_y)
+
+    def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
+        role: _Role = params["role"]
+        g = jax.tree.unflatten(role.y, list(map(ad.instantiate_zeros, cotangents)))
+        found = _bind(role.map, not role.is_transposed, list(operands[: role.known]), g)
+        moves = map(ad.is_undefined_primal, operands[role.known :])
+        pairs = zip(jax.tree.leaves(found), moves, strict=True)
+        return [None] * role.known + [x if moving else None for x, moving in pairs]
+
+    def map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
+        """The rule for `jax.vmap`: the linear map of examples."""
+        role: _Role = params["role"]
+        names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name, "axis_size": axis.size}
+        known, x = list(operands[: role.known]), list(operands[role.known :])
+        x = list(jax.vmap(lambda *leaves: leaves, tuple(axes[role.known :]), **names)(*x))
+        mapped = role.map.mapped(axes[: role.known], **names)
+        y = _bind(mapped, role.is_transposed, known, jax.tree.unflatten(role.x, x))
+        leaves = jax.tree.leaves(y)
+        return leaves, [0] * len(leaves)
+
+
+linear_map_p = _Primitive("linear_map")
+linear_map_p.def_effectful_abstract_eval(
+    lambda *_, call_jaxpr, role: (list(call_jaxpr.out_avals), call_jaxpr.effects)
+)
+batching.fancy_primitive_batchers[linear_map_p] = linear_map_p.map_on
