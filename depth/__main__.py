@@ -75,9 +75,8 @@ def _load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(
-        spec
-    )  # dataclasses look themselves up there
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look themselves up there
     sys.path.insert(0, str(path.resolve().parent))
     spec.loader.exec_module(module)
     return module

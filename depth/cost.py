@@ -209,12 +209,10 @@ class Cost:
 
     def __str__(self) -> str:
         """The totals, the critical path by primitive and source line, and the unknown parts."""
+        parallelism = f"{count(self.parallelism)} for each unit of depth"
         score = [
             ("depth", bounded(self)),
-            (
-                "work",
-                f"{count(self.work)} operations, {count(self.parallelism)} for each unit of depth",
-            ),
+            ("work", f"{count(self.work)} operations, {parallelism}"),
             ("bytes", f"{count(self.bytes)}, each operation by itself"),
             ("traffic", f"{count(self.traffic)} bytes, as kernels"),
         ]

@@ -9,7 +9,7 @@ contains the delay of each result after each operand.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,9 +120,8 @@ class Block:
     def ready(self, algebra: Algebra) -> list[int]:
         """The time of each of `ends`, if all inputs are ready at the start."""
         start = np.zeros(1, algebra.dtype)
-        return [
-            max(row.tolist()[0], 0) for row in self._times(algebra, [start] * (self.inputs + 1))
-        ]
+        rows = self._times(algebra, [start] * (self.inputs + 1))
+        return [max(row.tolist()[0], 0) for row in rows]
 
     def _times(self, algebra: Algebra, starts: list[Array]) -> list[Array]:
         """The rows of times of `ends`, given those of START and of the inputs."""
@@ -135,9 +134,7 @@ class Block:
                 stacked = np.stack([rows[START], *operands])
                 results = list(algebra.product(algebra.of(node.transfer), stacked))
             else:
-                row = operands[0]
-                for other in operands[1:]:
-                    row = np.maximum(row, other)
+                row = reduce(np.maximum, operands)
                 results = [row + algebra.weight(node) if node.depth else row] * len(node.results)
             for slot, row in zip(node.results, results, strict=True):
                 rows[slot] = row

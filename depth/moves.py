@@ -43,15 +43,11 @@ def _pad(equation: Any, arrays: list[Array]) -> list[Array]:
     return [result]
 
 
-def _same(equation: Any, arrays: list[Array]) -> list[Array]:
-    return arrays
-
-
 SAME = """
 copy stop_gradient name optimization_barrier pvary device_put layout_constraint reshard
 sharding_constraint with_memory_space_constraint
 """
-MOVES: dict[str, Move] = dict.fromkeys(SAME.split(), _same) | {
+MOVES: dict[str, Move] = dict.fromkeys(SAME.split(), lambda _, x: x) | {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "slice": _slice,

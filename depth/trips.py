@@ -85,12 +85,10 @@ def _result(equation: Any, operands: list[Value]) -> Value:
     match "copy" if copies(equation) else name, operands:
         case "copy", [Affine(source, offset)]:
             pass
-        case "add", [Affine(source, left), Affine(None, right)]:
-            offset = left + right
-        case "add", [Affine(None, left), Affine(source, right)]:
-            offset = left + right
-        case "sub", [Affine(source, left), Affine(None, right)]:
-            offset = left - right
+        case "add", [Affine(source, x), Affine(None, y)] | [Affine(None, x), Affine(source, y)]:
+            offset = x + y
+        case "sub", [Affine(source, x), Affine(None, y)]:
+            offset = x - y
         case _, [Affine() as first, Affine() as second] if name in MIRRORED:
             return Test(name, first, second)
         case _:

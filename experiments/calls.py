@@ -50,22 +50,21 @@ def entries(length: int, layers: int) -> dict[str, dict[str, Call]]:
     start = jnp.zeros(WIDTH)
     stack = [partial(layer, each) for each in weights]
 
-    def scanned(scan: Any, weight: Array = weight, start: Array = start) -> Array:
+    def step_with(weight: Array) -> Callable[[Array, Array], tuple[Array, Array]]:
         def step(z: Array, x: Array) -> tuple[Array, Array]:
             z = jnp.tanh(weight @ z + x)
             return z, z
 
-        return jnp.sum(scan(step, start, xs)[1])
+        return step
 
-    def one_step(z: Array, x: Array) -> tuple[Array, Array]:
-        z = jnp.tanh(weight @ z + x)
-        return z, z
+    def scanned(scan: Any, weight: Array = weight, start: Array = start) -> Array:
+        return jnp.sum(scan(step_with(weight), start, xs)[1])
 
     def recurrence(scan: Any) -> Array:
         found: Array = scan(lambda y, row: ((y := row[0] @ y + row[1]), y), start, (A, xs))[1]
         return found
 
-    newton = partial(deeppcr.scan, method="newton")
+    newton, one_step = partial(deeppcr.scan, method="newton"), step_with(weight)
     scans = {SCAN: jax.lax.scan, "deeppcr": deeppcr.scan, "deeppcr, newton": newton}
     starts = jnp.ones((4, WIDTH))
     return {

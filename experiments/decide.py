@@ -25,6 +25,8 @@ from jax import lax
 
 import deeppcr
 import depth
+from deeppcr.adjoint import Autodiff, Backpropagation
+from deeppcr.linear import name_of
 from experiments.bench import command
 from experiments.bench.columns import BENCH, LABELS
 from experiments.bench.engine import Case, Outcome, bench, measure
@@ -135,9 +137,9 @@ class Chain:
         method = "newton" if isinstance(plan.method, deeppcr.Newton) else "sequential"
         if self.direction == "forward":
             return method
+        names = {Autodiff: "autodiff", Backpropagation: "backprop"}
         adjoint: Any = plan.adjoint
-        adjoint = getattr(adjoint, "linear", adjoint)
-        return f"{method} / {adjoint if isinstance(adjoint, str) else type(adjoint).__name__}"
+        return f"{method} / {names.get(type(adjoint)) or name_of(adjoint.linear)}"
 
     def measure(self, device: depth.Device, effort: Effort) -> dict[str, Outcome]:
         """All programs, timed beside each other: the loops, "auto" and the candidates."""

@@ -187,11 +187,4 @@ def main(argv: list[str]) -> None:
     in_windows = partial(window_claims, options.quick)
     jobs.append(lambda: (row for claim in in_windows() for row in measured(claim, effort)))
     jobs.append(partial(predictability, gains, lengths))
-    command.run(
-        options,
-        jobs,
-        TABLES,
-        summary=summary,
-        pictures=pictures,
-        together=tuple(TABLES),
-    )
+    command.run(options, jobs, TABLES, summary=summary, pictures=pictures, together=TABLES)

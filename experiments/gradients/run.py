@@ -144,11 +144,8 @@ def pictures(rows: Sequence[Row]) -> Figures:
         each = list(best([row for row in mine if row["direction"] == direction]))
         named = [row | {"net": f"{row['kind'].upper()}, {row['w']} units"} for row in each]
         if named:
-            panels[direction] = (
-                named,
-                "speedup",
-                f"speedup over the fastest of\n{loops(mine)} [times]",
-            )
+            said = f"speedup over the fastest of\n{loops(mine)} [times]"
+            panels[direction] = named, "speedup", said
     if panels:
         title, dashed = "GRU and LSTM, batch 1: the best parallel program", "predicted speedup"
         found["length"] = lines(
@@ -180,10 +177,4 @@ def main(argv: list[str]) -> None:
     steps = {"steps": "training steps (by task)"}
     arguments = command.parser("gradients", __doc__, PARTS, several, steps)
     options = arguments.parse_args(argv)
-    command.run(
-        options,
-        jobs(options),
-        TABLES,
-        summary=command.fastest,
-        pictures=pictures,
-    )
+    command.run(options, jobs(options), TABLES, summary=command.fastest, pictures=pictures)
