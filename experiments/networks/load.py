@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import Array
+from numpy.typing import NDArray
 
 from deeppcr.diffusion.config import Field, fill
 from experiments.networks import dit, text_unet, unet
@@ -94,8 +95,9 @@ def load_model(folder: Any, dtype: Any = None) -> Any:
         each = [weights[name] for name, _ in stored(path, variable)]
         if path[-1] == "kernel":
             each = [weight.transpose(np.argsort(TORCH_AXES[weight.ndim])) for weight in each]
-        value = jnp.stack(each) if STACKED in path else each[0]
-        loaded.append((path, variable.replace(value.astype(dtype or jnp.float32))))
+        value = np.stack(each) if STACKED in path else each[0]
+        value = value.astype(jnp.dtype(dtype or jnp.float32))
+        loaded.append((path, variable.replace(jax.device_put(value))))
     return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 
@@ -127,9 +129,9 @@ def stored(path: tuple[Any, ...], parameter: Any) -> Iterator[tuple[str, tuple[i
         yield ".".join([*names[:split], str(layer), *names[split:]]), shape
 
 
-def _read(folder: Path) -> Iterator[tuple[str, Array]]:
+def _read(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     """All weights by name, from one file or from shards."""
-    from safetensors.flax import load_file
+    from safetensors.numpy import load_file
 
     index = folder / f"{WEIGHTS}.index.json"
     names = {WEIGHTS}
@@ -146,7 +148,7 @@ def _read(folder: Path) -> Iterator[tuple[str, Array]]:
             yield ".".join([*path, OLD_NAMES.get(layer, layer), kind]).removeprefix("."), value
 
 
-def _check(weights: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check(weights: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise unless the weights have these names and shapes."""
     lacking, superfluous = shapes.keys() - weights.keys(), weights.keys() - shapes.keys()
     if lacking or superfluous:
