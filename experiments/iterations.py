@@ -235,15 +235,10 @@ def pictures(rows: Sequence[Row]) -> Figures:
     better = "right of 1: deeppcr is faster"
     over = f"speedup over the fastest of {loops(parts['forms'])} [times]\n{better}"
     few = "iterations (fewer is better); open: not converged"
+    faster = "Newton's method forward: speedup over the best loop"
     drawn = {
         "forms": ("Iterations by chain and linearisation", solved, "iterations", few, None),
-        "speed": (
-            "Newton's method forward: speedup over the best loop",
-            solved,
-            "speedup",
-            over,
-            1,
-        ),
+        "speed": (faster, solved, "speedup", over, 1),
         "damping": ("Hard chains with and without damping", damped, "iterations", few, None),
     }
     found: Figures = {}

@@ -93,11 +93,13 @@ def network(size: Size, seed: int) -> tuple[dict[str, Array], Array]:
     """Layers, stacked, ``w: [L, w, w]`` and ``b: [L, w]``; and an input ``[batch, w]``."""
     # By numpy: jax would compile its generators anew for every case.
     random, bound = np.random.default_rng(seed), size.width**-0.5
-    w = random.uniform(-bound, bound, (size.length, size.width, size.width))
-    b = random.uniform(-bound, bound, (size.length, size.width))
-    x = random.standard_normal((size.batch, size.width))
-    layers = {"w": jnp.asarray(w, jnp.float32), "b": jnp.asarray(b, jnp.float32)}
-    return layers, jnp.asarray(x, jnp.float32)
+    drawn = (
+        random.uniform(-bound, bound, (size.length, size.width, size.width)),
+        random.uniform(-bound, bound, (size.length, size.width)),
+        random.standard_normal((size.batch, size.width)),
+    )
+    w, b, x = (jnp.asarray(array.astype(np.float32)) for array in drawn)
+    return {"w": w, "b": b}, x
 
 
 def step(kind: str, z: Array, layer: dict[str, Array]) -> Array:

@@ -50,10 +50,10 @@ def sliding_picard(
     tolerances = np.broadcast_to(tolerance, (length,))
     states = np.broadcast_to(np.asarray(model.z0), (length + 1, *model.z0.shape)).copy()
     increments = jax.jit(lambda z, x: jax.vmap(model.step)(z, x) - z)
-    begin, iterations = 0, 0
+    begin, iterations, every = 0, 0, jax.tree.map(np.asarray, model.inputs)
     while begin < length:
         end = min(begin + window, length)
-        inputs = jax.tree.map(operator.itemgetter(slice(begin, end)), model.inputs)
+        inputs = jax.tree.map(operator.itemgetter(slice(begin, end)), every)
         moves = np.asarray(increments(states[begin:end], inputs))
         new = states[begin] + np.cumsum(moves, axis=0)
         update = norm(new - states[begin + 1 : end + 1])

@@ -40,7 +40,7 @@ Inputs = tuple[Array, ...]
 def by_time(x: np.ndarray, mask: np.ndarray | None) -> Inputs:
     """Inputs from series ``[batch, T, features]`` and a mask ``[batch, T]``."""
     given = (x,) if mask is None else (x, mask)
-    return tuple(jnp.swapaxes(jnp.asarray(each), 0, 1) for each in given)
+    return tuple(jnp.asarray(np.swapaxes(each, 0, 1)) for each in given)
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class Learner:
 
     def first(self, nudge: float = 0.0) -> Training:
         """Random weights of the cell, and zeros for the map: all classes are equally likely."""
-        zero = jnp.zeros((self.task.units + 1, self.task.classes), jnp.float32)
+        zero = np.zeros((self.task.units + 1, self.task.classes), np.float32)
         cell = cells.gru_weights(self.task.units, self.task.train_x.shape[-1])
         weights: Any = {"cell": cell, "out": {"W": zero[1:], "b": zero[0]}}
-        weights = jax.tree.map(lambda w: w * (1 + nudge), weights)
-        zeros = jax.tree.map(jnp.zeros_like, weights)
+        weights = jax.tree.map(lambda w: np.asarray(w) * np.float32(1 + nudge), weights)
+        zeros = jax.tree.map(np.zeros_like, weights)
         return weights, zeros, zeros, jnp.int32(0)
 
     def batches(self) -> Iterator[tuple[Inputs, Array, Array]]:

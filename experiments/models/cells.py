@@ -86,5 +86,5 @@ def _uniform(n: int, shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[s
     draw = np.random.default_rng(seed).uniform
     bound = n**-0.5
     return {
-        name: jnp.asarray(draw(-bound, bound, shape), jnp.float32) for name, shape in shapes.items()
+        name: jnp.asarray(np.float32(draw(-bound, bound, shape))) for name, shape in shapes.items()
     }
