@@ -188,19 +188,17 @@ looking.defvjp(
 )
 
 
-@pytest.mark.parametrize("way", [AUTO, NEWTON], ids=str)
-def test_a_rule_that_looks_at_zeros_sees_those_of_each_derivative(way):
+def test_a_rule_that_looks_at_zeros_sees_those_of_each_derivative():
     def loss(scan, *at):
         weight, z, xs = at
         return scan(lambda z, x: (looking(weight, z) + x, None), z, xs)[0].sum()
 
     at = normal(0, 3), normal(1, 3), normal(2, 5, 3)
-    for by in 1, (0, 1), 2, 0:  # one after another, of steps alike
-        found, expected = (
-            jax.grad(partial(loss, scan), by)(*at)
-            for scan in (partial(deeppcr.scan, **way), jax.lax.scan)
-        )
-        assert_agree(found, expected)
+    which = 1, (0, 1), 2, 0
+    expected = jax.jit(lambda: [jax.grad(partial(loss, jax.lax.scan), by)(*at) for by in which])()
+    for way in AUTO, NEWTON:  # one after another, of steps alike
+        scan = partial(deeppcr.scan, **way)
+        assert_agree([jax.grad(partial(loss, scan), by)(*at) for by in which], expected)
 
 
 def of_jax(x):
