@@ -7,6 +7,8 @@ import pytest
 
 import deeppcr
 from deeppcr import delay
+from deeppcr.chain import trace_chain
+from deeppcr.structure import find_structure
 from tests.problems import assert_agree, normal
 
 STEPS, BATCH, WIDTH = 6, 2, 3
@@ -132,8 +134,8 @@ def test_the_structure_of_the_step_stays():
         return jnp.tanh(h + x), h
 
     def structure(f, inputs):
-        chain = deeppcr.plan(f, XS[0], inputs, batch_ndim=1, iterations=5).main
-        return str(chain.structure)
+        chain = trace_chain(f, XS[0], inputs, STEPS, 1, "carry")
+        return str(find_structure(chain.step, chain.layout))
 
     found = [
         structure(f, (XS, FLAGS)) for f in (deeppcr.masked(plain), deeppcr.resetting(plain, 0.0))

@@ -153,8 +153,10 @@ def checked(scan, check):
 MAPS = {
     "alone": lambda f, errors: checkify.checkify(f, errors=errors)(0.3),
     "jit": lambda f, errors: jax.jit(checkify.checkify(f, errors=errors))(0.3),
-    "of vmap": lambda f, errors: checkify.checkify(jax.vmap(f), errors=errors)(normal(4, 3)),
-    "of grad": lambda f, errors: checkify.checkify(jax.grad(f), errors=errors)(0.3),
+    "of vmap": lambda f, errors: jax.jit(checkify.checkify(jax.vmap(f), errors=errors))(
+        normal(4, 3)
+    ),
+    "of grad": lambda f, errors: jax.jit(checkify.checkify(jax.grad(f), errors=errors))(0.3),
 }
 
 

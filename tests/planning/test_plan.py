@@ -1,7 +1,7 @@
 """`deeppcr.plan`: the choice and why, what was found, what is predicted; it can be passed on."""
 
 import math
-from functools import cache
+from functools import cache, partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -124,10 +124,9 @@ def test_a_step_is_planned_as_scan_takes_it():
     xs = normal(0, 64, 4)
     found = deeppcr.plan(counting, (jnp.int32(0), xs[0]), xs, method="newton")
     assert found.main.found["chain"] == "64 steps, a state of 4 entries"
-    z, ys = deeppcr.scan(
-        counting, (jnp.int32(0), xs[0]), xs, method=found.method, adjoint=found.adjoint
-    )
-    assert_agree((z, ys), jax.lax.scan(counting, (jnp.int32(0), xs[0]), xs))
+    ours = partial(deeppcr.scan, method=found.method, adjoint=found.adjoint)
+    both = jax.jit(lambda: [scan(counting, (0, xs[0]), xs) for scan in (ours, jax.lax.scan)])
+    assert_agree(*both())
     alone = found_by(lambda z, _: (jnp.sin(z), None), 0.5, length=12)
     assert alone["chain"].startswith("12 steps")
 
@@ -161,10 +160,9 @@ def test_layers_make_a_plan_for_every_chain():
     assert chains == [f"4 {words.format(3)}", f"7 {words.format(6)}"]
     assert found.main is found.chains[1]
     assert str(found) == "\n\n".join(map(str, [found.layers, *found.chains]))
-    expected = x
-    for each in layers:
-        expected = each(expected)
-    assert_agree(deeppcr.forward(layers, x, method=found.method, adjoint=found.adjoint), expected)
+    ours = partial(deeppcr.forward, layers, method=found.method, adjoint=found.adjoint)
+    loop = partial(reduce, lambda z, each: each(z), layers)
+    assert_agree(*jax.jit(lambda x: [ours(x), loop(x)])(x))
     flat = found_by(layers[:4], jnp.zeros((2, 3)), batch_ndim=0)
     assert flat["chain"] == "4 steps, a state of 6 entries"
 
@@ -210,12 +208,17 @@ def test_the_device_decides():
         assert repr(device) in str(error.value)
 
 
+@cache
+def slowly():
+    chain, z0 = CHAINS["gru"]
+    return deeppcr.plan(chain, jax.eval_shape(lambda: z0), device=SLOW_LOOPS, method="pcr").main
+
+
 @pytest.mark.parametrize("direction", ["forward", "gradient"])
 def test_the_costs_are_those_of_the_programs(direction):
     """As `depth.compare` finds them."""
     chain, z0 = CHAINS["gru"]
-    plan = deeppcr.plan(chain, jax.eval_shape(lambda: z0), device=SLOW_LOOPS, method="pcr")
-    found = getattr(plan.main, direction)
+    found = getattr(slowly(), direction)
 
     def run(xs, z, scan, **options):
         def states(z, xs):
@@ -344,8 +347,8 @@ def test_tune_times_what_is_sensible_and_returns_a_pair(capsys):
     def loss(z, **options):
         return deeppcr.solve(chain, z, **options).trajectory.sum()
 
-    found = jax.grad(loss)(z0, method=method, adjoint=adjoint)
-    assert_agree(found, jax.grad(loss)(z0, method="sequential", adjoint="autodiff"))
+    ways = {"method": method, "adjoint": adjoint}, {"method": "sequential", "adjoint": "autodiff"}
+    assert_agree(*jax.jit(lambda z: [jax.grad(partial(loss, **way))(z) for way in ways])(z0))
     with pytest.raises(ValueError, match="expected arrays"):
         deeppcr.tune(chain, jax.ShapeDtypeStruct((3,), "float64"))
     assert chain.length == L
