@@ -193,7 +193,7 @@ def linear_transpose(scan):
 
 
 CASES = {
-    linearize: ("newton, pcr", "backprop", "zero"),
+    linearize: ("newton, pcr", "quasi-Newton", "backprop", "zero"),
     grad_of_grad: ("pcr", "diagonal", "auto"),
     grad_of_jvp: ("pcr",),
     third_order: ("backprop",),
@@ -204,8 +204,7 @@ CASES = {
     alone: ("blocks",),
     mapped(0): ("of a window", "finished"),
     mapped(2): ("Picard",),
-    mapped(0, 1): ("autodiff",),
-    mapped(0, 1, 2): ("quasi-Newton",),
+    mapped(0, 1, 2): ("autodiff",),
     grad_of_vmap_of_checkpoint_of_jit: ("newton, pcr",),
     of_a_named_axis_of_two: ("newton, pcr", "auto"),
     beside_what_does_not_differ: ("newton, pcr",),

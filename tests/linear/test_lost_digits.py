@@ -79,40 +79,41 @@ def step_by_step(A, b, reverse=False):
     return lax.scan(step, jnp.zeros_like(b[0]), (A, b), reverse=reverse)[1]
 
 
-def assert_as_accurate(run, sequential, arrays):
-    """As the ``sequential`` program, up to a factor."""
-    exact = oracle(sequential, [np.float64(x) for x in arrays])
-    usual, found = oracle(sequential, arrays), oracle(run, arrays)
+# Compiled once for each length.
+ONE_BY_ONE = {
+    name: compiled(partial(name, by))
+    for name, by in ((derivatives, lax.scan), (solutions, step_by_step))
+}
+
+
+def assert_as_accurate(what, by, arrays):
+    """As the sequential program, up to a factor."""
+    sequential = ONE_BY_ONE[what]
+    exact = in_numpy(sequential([np.float64(x) for x in arrays]))
+    usual, found = in_numpy(sequential(arrays)), in_numpy(compiled(partial(what, by))(arrays))
     for one, other, right in zip(found, usual, exact, strict=True):
         error, expected = (np.abs(x - right).max() for x in (one, other))
         least = np.finfo(np.float32).eps * np.abs(right).max()
         assert error <= FACTOR * max(expected, least)
 
 
-def oracle(run, arrays):
-    return [np.asarray(x, np.float64) for x in compiled(run)(arrays)]
-
-
-def scan_with(adjoint):
-    return partial(deeppcr.scan, method="sequential", adjoint=adjoint)
+def in_numpy(arrays):
+    return [np.asarray(x, np.float64) for x in arrays]
 
 
 @cases
 def test_derivatives_of_a_chain(solver, length):
-    run, sequential = (partial(derivatives, scan) for scan in (scan_with(solver), lax.scan))
-    assert_as_accurate(run, sequential, chain(length, 1e3 if length > 100 else 1e4))
+    scan = partial(deeppcr.scan, method="sequential", adjoint=solver)
+    assert_as_accurate(derivatives, scan, chain(length, 1e3 if length > 100 else 1e4))
 
 
 @cases
 def test_solve_bidiagonal(solver, length):
-    run = partial(solutions, partial(solve_bidiagonal, solver=solver))
-    assert_as_accurate(
-        run, partial(solutions, step_by_step), recurrence(length, 1e3 if length > 100 else 1e4)
-    )
+    by = partial(solve_bidiagonal, solver=solver)
+    assert_as_accurate(solutions, by, recurrence(length, 1e3 if length > 100 else 1e4))
 
 
 def test_on_several_devices():
     mesh = jax.make_mesh((2,), ("chain",), devices=jax.devices()[:2])
     solver = deeppcr.Sharded(mesh, "chain", "pcr")
-    run = partial(solutions, partial(solve_bidiagonal, solver=solver))
-    assert_as_accurate(run, partial(solutions, step_by_step), recurrence(20, 1e4))
+    assert_as_accurate(solutions, partial(solve_bidiagonal, solver=solver), recurrence(20, 1e4))

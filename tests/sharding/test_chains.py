@@ -243,9 +243,11 @@ def test_chaos(on_failure):
 
 
 def test_what_is_not_a_number_comes_out_as_from_the_sequential_program():
-    there, _ = both(deeppcr.Chain(CHAIN.step, {**XS, "x": XS["x"].at[5, 1].set(jnp.nan)}), Z0)
+    x = np.array(XS["x"])
+    x[5, 1] = np.nan
+    there, here = both(deeppcr.Chain(CHAIN.step, {**XS, "x": x}), Z0)
     assert np.isnan(there.trajectory[6:]).all()
-    assert_agree(there.trajectory[:5], solved(CHAIN, Z0).trajectory[:5])
+    assert_agree(there.trajectory, here.trajectory)
     assert there.stats.finite == 5
 
 

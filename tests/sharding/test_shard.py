@@ -34,10 +34,7 @@ def test_a_placed_chain_goes_in_and_out_of_jit():
 
 def test_a_length_that_devices_cannot_share_is_on_all_of_them():
     chain = Chain(CHAIN.step, jax.tree.map(lambda x: x[:7], XS))
-    there = placed(chain, EXPLICIT)
-    assert there.inputs["x"].sharding.is_fully_replicated
-    found = run(partial(deeppcr.solve, method="newton"), there, Z0)
-    assert_agree((found.value, found.trajectory), run(states, chain, Z0))
+    assert placed(chain, EXPLICIT).inputs["x"].sharding.is_fully_replicated
 
 
 def test_wrong_axes():
