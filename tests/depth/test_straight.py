@@ -10,7 +10,6 @@ from jax import lax
 
 from tests.depth.cases import b, check, f, i, key, sines, table
 
-BF16 = jnp.bfloat16
 CONSTANT = np.arange(8, dtype=np.float32)
 
 

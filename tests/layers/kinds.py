@@ -18,7 +18,6 @@ BATCH = normal(9, 4, 3)
 WEIGHTS = list(normal(0, N, 3, 3, scale=0.5))
 
 METHODS = list(product(["auto", "sequential", "newton"], ["backprop", "pcr"]))
-NAMES = [f"{method}-{adjoint}" for method, adjoint in METHODS]
 FLOAT32 = rounding(jnp.float32, 16)  # some short layers
 
 

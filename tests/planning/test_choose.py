@@ -61,12 +61,6 @@ def van_der_pol(batch):
     return traced(step, SHAPE((batch, 2), "float32"), None, 16384, 1)
 
 
-def gated_diagonal(z, x):
-    gate = jax.nn.sigmoid(0.5 * z + x)
-    z = (1 - gate) * z + gate * jnp.tanh(z + x)
-    return z, z
-
-
 # Milliseconds on an H100 (jax 0.11.2): the loop by `jax.lax.scan(unroll=16)`, the loop in one
 # kernel, Newton's method; None where there is no such kernel.
 MEASURED = {

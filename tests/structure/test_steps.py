@@ -15,7 +15,6 @@ from tests.structure.dependence import differentiated, moved, structure_of
 
 N = 6
 A, B = (jnp.asarray(np.random.default_rng(i).normal(size=N)) for i in (1, 2))
-SQUARE = jnp.asarray(np.random.default_rng(3).normal(size=(N, N)))
 
 
 def singles(n=N):
