@@ -6,6 +6,7 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import deeppcr
@@ -27,7 +28,7 @@ def layer(weight, x):
     return jnp.tanh(weight @ x)
 
 
-LAYERS = [(layer, jnp.eye(3) * k) for k in range(4)]
+LAYERS = [(layer, jax.device_put(k * np.eye(3))) for k in range(4)]
 METHODS = [
     deeppcr.Sequential(unroll=4),
     Newton(),

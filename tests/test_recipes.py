@@ -14,8 +14,8 @@ from tests.problems import assert_agree, normal
 STEPS, BATCH, WIDTH = 6, 2, 3
 XS = normal(0, STEPS, BATCH, WIDTH)
 P = normal(1, 3, WIDTH, WIDTH, scale=0.3)
-FLAGS = jnp.array([[1, 1, 1, 0, 0, 0], [1, 0, 1, 1, 0, 1]], bool).T
-INIT = {"h": jnp.ones((BATCH, WIDTH)), "count": jnp.zeros(BATCH, jnp.int32)}
+FLAGS = jax.device_put(np.array([[1, 1, 1, 0, 0, 0], [1, 0, 1, 1, 0, 1]], bool).T)
+INIT = jax.device_put({"h": np.ones((BATCH, WIDTH)), "count": np.zeros(BATCH, np.int32)})
 
 
 def linear(p):
@@ -38,7 +38,7 @@ def one_state(p):
     return lambda states, x: jnp.sin(states[0] @ p[0]) + x
 
 
-STATES = [jnp.full(WIDTH, 0.1 * (place + 1)) for place in range(3)]
+STATES = jax.device_put([np.full(WIDTH, 0.1 * (place + 1)) for place in range(3)])
 DELAYS = {
     "linear": (linear, STATES, "sequential", "pcr"),
     "nonlinear": (nonlinear, [{"z": z, "energy": z.sum()} for z in STATES[:2]], "newton", "pcr"),

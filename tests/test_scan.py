@@ -218,7 +218,7 @@ def test_the_program_and_the_traces_of_the_step_do_not_grow_with_the_length():
     assert traces == as_many <= 2
 
 
-WIDE = jnp.zeros(1024), jnp.linspace(0.0, 1.0, 64)
+WIDE = jax.device_put((np.zeros(1024), np.linspace(0.0, 1.0, 64)))
 
 
 def decaying(z, x):

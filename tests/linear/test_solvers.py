@@ -176,7 +176,7 @@ def test_programs_do_not_grow_with_the_chain(solver):
 
 def wide_blocks(count, size):
     return BlockDiagonals(
-        jnp.ones((64, count, size, size)), np.arange(count * size).reshape(count, size)
+        np.ones((64, count, size, size)), np.arange(count * size).reshape(count, size)
     )
 
 

@@ -53,7 +53,7 @@ def hard(x):
 
 
 DRAWS = normal(4, L, 2), jnp.asarray(np.random.default_rng(5).uniform(size=L))
-SPARSE = XS.at[:5].set(0.0)
+SPARSE = jax.device_put(np.where(np.arange(L)[:, None] < 5, 0.0, XS))
 CASES = {  # a chain, its initial state, and what is linearised instead of its step
     "a soft gate": (
         Chain(metropolis(hard), DRAWS),

@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import deeppcr
@@ -15,7 +16,7 @@ from tests.problems import assert_agree, normal, rounding
 L, N, BATCH = 7, 3, 2
 Z, W, XS = normal(0, BATCH, N), normal(1, N, N, scale=0.5), normal(2, L, BATCH, N)
 OWN = normal(3, L, N, N, scale=0.5)
-COUNTS, KEYS = jnp.arange(L) % 3, jax.random.split(jax.random.key(0), L)
+COUNTS, KEYS = jax.device_put(np.arange(L) % 3), jax.random.split(jax.random.key(0), L)
 
 
 def gated(w, z, x):

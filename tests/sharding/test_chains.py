@@ -15,7 +15,7 @@ from tests.sharding.meshes import DEVICES, P, lies_along, mesh, put, run, wait
 
 L, W, EXAMPLES = 2 * DEVICES, 3, 4
 WEIGHT = normal(0, W, W, scale=0.5)
-XS = {"x": normal(1, L, W), "number": jnp.arange(L) % W}
+XS = {"x": normal(1, L, W), "number": jax.device_put(np.arange(L) % W)}
 Z0, BATCH = normal(2, W), normal(3, EXAMPLES, W)
 GRID = {"chain": 4, "data": 2}
 BY = Sharded(mesh(), "chain")
@@ -201,7 +201,7 @@ def test_a_chain_after_a_chain_and_constraints():
 # -- what Newton's method says --------------------------------------------------------------------
 
 CHAIN = deeppcr.Chain(lambda z, x: f(WEIGHT, z, x)[0], XS)
-LINEAR_XS = {"factor": jnp.linspace(-0.9, 0.9, L), "term": normal(5, L)}
+LINEAR_XS = {"factor": jax.device_put(np.linspace(-0.9, 0.9, L)), "term": normal(5, L)}
 
 
 def solved(chain, z0, **options):
