@@ -11,6 +11,7 @@ from jax import lax
 import deeppcr
 from deeppcr import Anderson, Newton, Result, Scalar
 from deeppcr.diffusion import Schedule, guided, sample
+from tests.problems import assert_agree
 
 STEPS, BATCH, WIDTH = 20, 3, 6
 CONFIGS = {
@@ -93,10 +94,8 @@ def test_samples_are_those_of_the_sequential_sampler(name, options):
     steps = schedule(name).table(STEPS).steps
     found = jax.jit(lambda weights, noise: run(name, weights, noise, **options))(WEIGHTS, NOISE)
     expected = sequential(name)
-    assert found.value.shape == NOISE.shape
     assert found.trajectory.shape == (steps, *NOISE.shape)
-    np.testing.assert_allclose(found.value, expected.value, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(found.trajectory, expected.trajectory, rtol=1e-9, atol=1e-9)
+    assert_agree((found.value, found.trajectory), (expected.value, expected.trajectory))
     if options["method"] == "newton":
         assert found.result == Result.CONVERGED
         assert found.stats.iterations < STEPS
@@ -159,10 +158,7 @@ def test_gradients_are_those_of_the_sequential_sampler(name, method):
             for options in (ours, autodiff)
         ]
 
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8),
-        *gradients(WEIGHTS, NOISE),
-    )
+    assert_agree(*gradients(WEIGHTS, NOISE))
 
 
 def test_images_without_a_batch_and_of_lower_precision():
@@ -273,11 +269,7 @@ def test_arguments_and_guidance():
 
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(WEIGHTS)
 
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8),
-        both(given),
-        both(closed),
-    )
+    assert_agree(both(given), both(closed))
 
 
 @pytest.mark.parametrize(

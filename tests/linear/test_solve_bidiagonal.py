@@ -18,7 +18,7 @@ from deeppcr.linear import (
     solve_recurrence,
 )
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem, scan
-from tests.problems import on_a_cpu, pairs
+from tests.problems import assert_agree, on_a_cpu, pairs
 
 # Every kind but matrices, which are tried in both directions.
 OTHERS = [(kind, index % 2 == 0) for index, kind in enumerate(list(KINDS)[1:])]
@@ -67,9 +67,7 @@ def test_values_and_gradients_with_an_initial_state(name, kind, reverse):
         y, loop(blocks, b, reverse, 0.5 * np.asarray(b[0])), rtol=1e-10, atol=1e-12
     )
     theirs = values_and_gradients(partial(scan, reverse=reverse), kind)[1]
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    for mine, reference in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(mine, reference, rtol=1e-9, atol=1e-11)
+    assert_agree(ours, theirs)
 
 
 @pytest.mark.parametrize(("kind", "reverse"), [("matrices", False), ("ragged", True)])
@@ -102,8 +100,7 @@ def curvature(solution, kind):
 def test_second_derivatives(name, kind):
     ours = curvature(lambda A, b: solve_bidiagonal(A, b, solver=name), kind)
     theirs = curvature(lambda A, b: scan(A, b, jnp.zeros_like(b[0])), kind)
-    for mine, reference in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(mine, reference, rtol=1e-8, atol=1e-10)
+    assert_agree(ours, theirs)
 
 
 @pytest.mark.parametrize(
