@@ -157,7 +157,7 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         times = ", ".join(f"{name} {1e3 * t:.3g} ms" for name, t in self.seconds.items())
-        return self.reason or f"by the rule for an H100: {times}"
+        return self.reason or f"rule for an H100: {times}"
 
 
 def choose_method(chain: TracedChain, platform: str, iterations: int = USUAL) -> Choice:

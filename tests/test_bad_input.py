@@ -64,6 +64,7 @@ OPTIONS = [
     (lambda: Newton(linear="PCR"), ValueError, "^linear is 'PCR'.*did you mean 'pcr'"),
     (lambda: Newton(linear=1), TypeError, "(linear|solver) is 1.*expected"),
     (lambda: Newton(initial_gues="apply"), TypeError, "'initial_gues'.*did you mean 'initial_gue"),
+    (lambda: Newton(initial_guess=deeppcr.Coarse), TypeError, r"did you mean Coarse\(\)"),
     (lambda: Newton(initial_guess="zero"), ValueError, "initial_guess is 'zero'.*expected.*apply"),
     (lambda: Newton(rtol=-1e-3), ValueError, "rtol is -0.001.*expected"),
     (lambda: Newton(rtol=float("nan")), ValueError, "rtol is nan.*expected"),

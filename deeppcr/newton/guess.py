@@ -11,7 +11,7 @@ from jax import Array, lax
 from deeppcr.avals import abstract
 from deeppcr.carry import Carry
 from deeppcr.chain import TracedChain
-from deeppcr.checks import check_count, describe, did_you_mean
+from deeppcr.checks import check_count, check_name, describe
 from deeppcr.newton.precision import cast
 from deeppcr.state import Leaves
 
@@ -106,12 +106,10 @@ Guess = Literal["apply", "constant"] | Coarse | Callable[[Any, Any], Any] | Any
 
 
 def check_guess(guess: Guess) -> None:
-    """Raise if the name is unknown."""
-    if isinstance(guess, str) and guess not in ("apply", "constant"):
-        raise ValueError(
-            f'initial_guess is {describe(guess)}, expected "apply", "constant", Coarse(every=k), '
-            f"a trajectory or a function{did_you_mean(guess, ('apply', 'constant'))}"
-        )
+    """Raise if the name is unknown, or if it is a class."""
+    if isinstance(guess, str | type):
+        objects = "Coarse(every=k), a trajectory, a function"
+        check_name("initial_guess", guess, ("apply", "constant"), objects)
 
 
 def users_guess(guess: Guess, carry: Carry, chain: TracedChain) -> Leaves:

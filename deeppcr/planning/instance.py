@@ -1,7 +1,7 @@
 """A chain with its initial state: traced with shapes for a plan, run for a sample or to time it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,14 +13,16 @@ from deeppcr.api import solve, vector_batch
 from deeppcr.axis import ChainSharding
 from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain, with_outputs
 from deeppcr.checks import describe
-from deeppcr.choose import AdjointOption, Method
+from deeppcr.choose import AdjointOption, Method, left_to_jax
 from deeppcr.layers import Description, Repeated
 from deeppcr.layers import describe as describe_layers
 from deeppcr.layers.reading import is_sequential
-from deeppcr.linear import name_of
 from deeppcr.newton import Newton
 from deeppcr.platforms import is_eager
+from deeppcr.sequential import Sequential
 from deeppcr.solution import Solution
+
+Pair = tuple[Method, AdjointOption]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,19 +104,20 @@ def instances_of(
     reverse: bool,
     batch_ndim: int | None,
 ) -> tuple[Description | None, list[Instance]]:
-    """The description of layers, None for a chain or a step; and each chain.
+    """The description of layers, None for a chain or a step; and each chain, one or more.
 
     The state of a chain after other layers consists of shapes.
     """
+    is_chain = isinstance(program, Chain)
     is_layers = isinstance(program, Repeated) or is_sequential(program) or not callable(program)
-    if (isinstance(program, Chain) or is_layers) and not (xs is None is length and not reverse):
+    if (is_chain or is_layers) and not (xs is None is length and not reverse):
         what = "a list of layers, which hold their own arrays: plan(layers, x)"
-        if isinstance(program, Chain):
+        if is_chain:
             what = "a Chain, which has its own inputs: plan(chain, z0)"
         raise TypeError(
             f"xs, length or reverse was given, but program is {what}; expected none of them."
         )
-    if isinstance(program, Chain):
+    if is_chain:
         steps = chain_length(program.inputs, program.length, "chain.inputs")
         parts = with_outputs(program.step), init, program.inputs, steps
         return None, [Instance(*parts, batch_ndim or 0, "z0", program.sharding)]
@@ -137,6 +140,10 @@ def instances_of(
             batch = vector_batch(state) if batch_ndim is None else batch_ndim
             parts = with_outputs(run.step), state, run.inputs, run.length
             found.append(Instance(*parts, batch, "x"))
+    if not layers.segments:
+        raise ValueError("program is an empty list, expected two layers or more.")
+    if not found:
+        raise ValueError(f"there is no chain: no two neighbouring layers are alike.\n{layers}")
     return layers, found
 
 
@@ -147,19 +154,27 @@ def _reversed(xs: Any) -> Any:
     )
 
 
+def gradients(chain: TracedChain, methods: Sequence[Method]) -> list[Pair]:
+    """The sensible pairs for a gradient, jax's own first."""
+    found: list[Pair] = [(Sequential(), Autodiff())]
+    if not left_to_jax(chain):
+        found += [(methods[0], Backpropagation()), *((each, Adjoint()) for each in methods)]
+    return found
+
+
 def name_of_pair(method: Method, adjoint: AdjointOption) -> str:
     """The name of a method, and of an adjoint unless it is None."""
     if isinstance(method, Newton):
-        found = f"Newton, {method.linearize}, {name_of(method.linear)}"
+        name = "Newton"
+    elif method.fused:
+        name = "fused loop"
     else:
-        found = "sequential" + (f", unroll {method.unroll}" if method.unroll > 1 else "")
-        found += ", fused" if method.fused else ""
+        name = "sequential" if method.unroll == 1 else f"unroll {method.unroll}"
     match adjoint:
-        case None:
-            return found
         case Adjoint():
-            return f"{found} / blocks, {name_of(adjoint.linear)}"
+            return f"{name} / blocks"
         case Backpropagation():
-            return f"{found} / backprop"
+            return f"{name} / backprop"
         case Autodiff(unroll=unroll):
-            return f"{found} / autodiff" + (f", unroll {unroll}" if unroll > 1 else "")
+            return f"{name} / autodiff" + (f", unroll {unroll}" if unroll > 1 else "")
+    return name

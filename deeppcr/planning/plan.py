@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import Any, Literal, Never
+from collections.abc import Sequence
+from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import depth
-from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.checks import check_count, describe, unknown_keyword
 from deeppcr.choose import (
-    AdjointOption,
     Auto,
     Method,
     MethodOption,
@@ -23,13 +22,13 @@ from deeppcr.choose import (
     left_to_jax,
 )
 from deeppcr.layers import Repeated
-from deeppcr.linear import Sharded, name_of
+from deeppcr.linear import Sharded
 from deeppcr.linearize import choose_linearization
 from deeppcr.loops import ITERATION
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import expected_iterations
-from deeppcr.planning.instance import Instance, instances_of, name_of_pair
-from deeppcr.planning.report import Candidate, ChainPlan, Plan, digits
+from deeppcr.planning.instance import Instance, Pair, gradients, instances_of, name_of_pair
+from deeppcr.planning.report import Candidate, ChainPlan, Plan, baseline, digits
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.step import on_no_mesh
@@ -59,7 +58,7 @@ def plan(
     *,
     method: str | MethodOption = "auto",
     device: depth.Device | str | None = None,
-    iterations: int | Literal["sample"] | None = None,
+    iterations: int | None = None,
     batch_ndim: int | None = None,
     **unknown: Never,
 ) -> Plan:
@@ -68,8 +67,8 @@ def plan(
     ``plan(f, init, xs)`` takes what `scan` takes, ``plan(chain, z0)`` what `solve` takes, and
     ``plan(layers, x)`` what `forward` takes. Printed, the plan says what "auto" takes and why, the
     structure of the program (chains among layers, structure of the Jacobian, linearisation and
-    window of Newton's method), and the candidates with their depth, work, traffic and predicted
-    time, which `depth` reads off their programs.
+    window of Newton's method), and the candidates with their depth and predicted time, which
+    `depth` reads off their programs; ``plan.main.forward[0].cost`` has all of the cost.
 
     The number of Newton iterations depends on values: on whether the chain forgets its past. So
     where Newton's method may be taken, and there are arrays to run, it is tried on the first steps
@@ -87,8 +86,7 @@ def plan(
         method: the method to compare with the sequential program; "auto": Newton's method.
         device: a `depth.Device`, or the name of one in `depth.devices`. None: jax's default device.
         iterations: integer >= 1, the number of Newton iterations that you have observed. None: from
-            a sample of the chain where that may matter. "sample": from a sample in any case;
-            requires arrays.
+            a sample of the chain where that may matter.
         batch_ndim: the number of leading batch axes of the state. None: 0 for a step and a `Chain`;
             for layers as in `deeppcr.forward`.
         **unknown: not used; the error names the closest argument.
@@ -97,35 +95,25 @@ def plan(
         a `Plan`, whose ``method`` and ``adjoint`` are arguments for `scan`, `solve` and `forward`.
 
     Raises:
-        ValueError: ``device`` or ``method`` is unknown; ``iterations`` is "sample", and there are
-            no arrays; no layers form a chain; or lengths contradict each other.
+        ValueError: ``device`` or ``method`` is unknown; no layers form a chain; or lengths
+            contradict each other.
         TypeError: the state has no floating-point entries; a function has neither ``xs`` nor
             ``length``; or a chain or layers have one of them, or ``reverse``.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
         >>> found = deeppcr.plan(chain, jnp.zeros(64), device="H200")
-        >>> found.predicted_speedup > 2 and found.depth_speedup > 10
+        >>> found.predicted_speedup > 2
         True
         >>> isinstance(found.method, deeppcr.Newton), found.main.structure.kind
         (True, 'elementwise')
     """
     if unknown:
         raise unknown_keyword(plan, unknown)
-    if iterations is not None and not isinstance(iterations, str):
-        check_count("iterations", iterations, "how many iterations")
-        iterations = int(iterations)
-    elif iterations not in (None, "sample"):
-        raise ValueError(
-            f'iterations is {describe(iterations)}, expected a number, "sample" or None.'
-        )
+    check_count("iterations", iterations, "how many iterations", optional=True)
     option = find_method(method)
     model = depth.at_hand() if device is None else find_device(device)
     layers, found = instances_of(program, init, xs, length, reverse, batch_ndim)
-    if layers is not None and not layers.segments:
-        raise ValueError("program is an empty list, expected two layers or more.")
-    if not found:
-        raise ValueError(f"no chain to plan: no two neighbouring layers are alike.\n{layers}")
     is_list = layers is not None and not isinstance(program, Repeated)
     note = OF_LIST if is_list and model.platform == "cpu" else ""
     chains = (_plan_chain(each, option, model, iterations, note) for each in found)
@@ -136,7 +124,7 @@ def _plan_chain(
     instance: Instance,
     option: MethodOption,
     device: depth.Device,
-    iterations: int | str | None,
+    iterations: int | None,
     note: str,
 ) -> ChainPlan:
     chain = instance.traced
@@ -159,27 +147,20 @@ def _plan_chain(
     nbytes = linear.linearization.bytes_per_step(step, layout)
     count = expected_iterations(length, linear.is_exact, is_affine=step.is_affine)
     source = OF_AFFINE if step.is_affine else USUAL
-    if isinstance(iterations, int):
-        count, source = iterations, "as given"
-    elif (asked or iterations) and instance.has_arrays:
+    if iterations:
+        count, source = int(iterations), "as given"
+    elif asked and instance.has_arrays:
         count, source = _tried(instance, newton, nbytes // layout.dtype.itemsize)
-    elif iterations:
-        raise ValueError(
-            f"{instance.name} has shapes instead of arrays, which iterations='sample' needs to run "
-            "the chain; a chain that follows other layers can be planned on its own: "
-            "Chain.from_layers(layers, x)."
-        )
     if source != USUAL:
         chosen = choose_method(chain, platform, count)
     method: Method = chosen.option if isinstance(option, Auto) else option
     adjoint, left = choose_adjoint(chain, method, platform).option, left_to_jax(chain)
-    compared: list[Method] = [method, Sequential()]
+    methods = [method]
     if asked or iterations or "newton" in chosen.seconds:
-        compared += [] if chain.obstacle or step.not_differentiable else [newton]
-    pairs: list[tuple[Method, AdjointOption]] = [(method, adjoint), (Sequential(), Autodiff())]
-    if not left:
-        pairs += [(method, Backpropagation()), *((m, Adjoint()) for m in (method, *compared[2:]))]
-    forward = _candidates(instance, [(each, None) for each in compared], device, count)
+        methods += [] if chain.obstacle or step.not_differentiable else [newton]
+    pairs: list[Pair] = [(each, None) for each in (*methods, Sequential())]
+    forward = _candidates(instance, pairs, device, count)
+    pairs = [(method, adjoint), *gradients(chain, methods)]
     gradient = _candidates(instance, pairs, device, count)
 
     batch = f", a batch of {layout.batch_size}" if layout.batch_shape else ""
@@ -196,7 +177,6 @@ def _plan_chain(
             "linearize": f"{linear.linearization} ({kind} method)",
             "blocks": f"{linear.window * nbytes:,} bytes",
             "window": f"{at_once} steps at once" + (linear.reason and f": {linear.reason}"),
-            "solver": name_of(method.linear),
             "iterations": f"{count} ({source})",
         }
     elif asked and method is not option:  # the sample was against it
@@ -206,9 +186,7 @@ def _plan_chain(
         found["note"] = note
     if sharding := find_sharding(instance.inputs, instance.sharding, newton):
         each = -(-length // sharding.size)
-        found["devices"] = (
-            f"{sharding.size} along {sharding.mesh_axis!r}, up to {each} steps on each"
-        )
+        found["devices"] = f"{sharding.size} along {sharding.mesh_axis!r}, up to {each} steps each"
     found["device"] = device.name
     return ChainPlan(structure, linear, device, found, forward, gradient)
 
@@ -216,9 +194,7 @@ def _plan_chain(
 def _promise(forward: tuple[Candidate, ...], gradient: tuple[Candidate, ...], source: str) -> str:
     """The choice and its speedups, and what they rest on."""
     best, of_both = forward[0], gradient[0]
-    loop, autodiff = (
-        next(one for one in found if one.is_sequential) for found in (forward, gradient)
-    )
+    loop, autodiff = baseline(forward), baseline(gradient)
     text = best.name
     if best is not loop:
         text += f": {digits(loop.seconds / best.seconds)}x"
@@ -230,10 +206,7 @@ def _promise(forward: tuple[Candidate, ...], gradient: tuple[Candidate, ...], so
 
 
 def _candidates(
-    instance: Instance,
-    pairs: list[tuple[Method, AdjointOption]],
-    device: depth.Device,
-    iterations: int,
+    instance: Instance, pairs: Sequence[Pair], device: depth.Device, iterations: int
 ) -> tuple[Candidate, ...]:
     """Different candidates, whose programs are traced for ``device``.
 
@@ -242,17 +215,18 @@ def _candidates(
     found: dict[str, Candidate] = {}
     shapes = jax.tree.map(_shape, (instance.state, instance.inputs))
     for method, adjoint in pairs:
+        name = name_of_pair(method, adjoint)
+        if name in found:
+            continue
         program, trips = method, {}
         if isinstance(method, Newton):
             program = dataclasses.replace(method, max_iterations=None, on_failure="return")
             trips = {ITERATION: iterations}
-        name = name_of_pair(method, adjoint)
-        if name not in found:
-            with compiled_for(str(device.platform)):
-                jaxpr = jax.make_jaxpr(instance.program(program, adjoint))(*shapes)
-                cost = analyze_jaxpr(jaxpr, trip_counts=trips or None)
-            seconds = device.call_latency + cost.seconds(device)
-            found[name] = Candidate(method, adjoint, cost, seconds, iterations if trips else 0)
+        with compiled_for(str(device.platform)):
+            jaxpr = jax.make_jaxpr(instance.program(program, adjoint))(*shapes)
+            cost = analyze_jaxpr(jaxpr, trip_counts=trips or None)
+        seconds = device.call_latency + cost.seconds(device)
+        found[name] = Candidate(method, adjoint, cost, seconds, iterations if trips else 0)
     return tuple(found.values())
 
 
@@ -298,8 +272,8 @@ def _tried(instance: Instance, method: Newton, block: int) -> tuple[int, str]:
         stats = first.solve(state, inputs, method=tried).stats
     iterations, prefix = int(stats.iterations), int(stats.prefix)
     rate = math.nan if stats.growth_rate is None else float(stats.growth_rate)
-    times, part = length / max(1, prefix), f"its first {steps} steps"
-    found = f"as found on {'the whole chain' if steps == length else part}"
+    times = length / max(1, prefix)
+    found = "from the whole chain" if steps == length else f"from its first {steps} steps"
     # Differences decay to a tenth of the digits within the sample, so a longer chain takes a few
     # iterations more; any other chain takes more in proportion to its length.
     forgets = steps == length or rate * steps < -math.log(1e3)
@@ -308,8 +282,7 @@ def _tried(instance: Instance, method: Newton, block: int) -> tuple[int, str]:
     else:
         count = math.ceil(iterations * times)
     if prefix < steps:
-        found = f"{prefix} of {steps} states converge in {iterations} iterations, {found}"
+        found = f"{prefix} of {steps} states converge in {iterations} iterations"
     if not math.isnan(rate):
-        trend = "grow" if rate > 0 else "decay"
-        found += f"; small differences {trend} at a rate of {rate:+.3g} a step"
+        found += f"; differences {'grow' if rate > 0 else 'decay'} at {rate:+.3g} a step"
     return min(max(1, count), length + 1), found

@@ -1,7 +1,8 @@
 """`Plan`: what "auto" takes and why, the structure of a chain, predicted times."""
 
 import dataclasses
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 
 from deeppcr.adjoint import Autodiff
 from deeppcr.choose import AdjointOption, Method
@@ -12,10 +13,11 @@ from deeppcr.planning.instance import name_of_pair
 from deeppcr.sequential import Sequential
 from deeppcr.structure import Structure
 from depth import Cost, Device
-from depth.report import count, nbytes, seconds, table
+from depth.report import count, seconds, table
 
-HEAD = ("forward", "depth", "work", "traffic", "predicted", "speedup", "")
-UNTRIED = ("  Newton", *[""] * 5, "not tried: Newton cannot win here")
+COLUMNS = 80  # of a line
+HEAD = ("forward", "depth", "predicted", "speedup", "")
+UNTRIED = ("  Newton", "", "", "", "not tried: cannot win here")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +43,11 @@ class Candidate:
         """A short name."""
         return name_of_pair(self.method, self.adjoint)
 
-    @property
-    def is_sequential(self) -> bool:
-        """Whether it is the sequential program, and jax's own derivative of it."""
-        return self.method == Sequential() and self.adjoint in (None, Autodiff())
 
-    def verdict(self, sequential: "Candidate", platform: str | None) -> str:
-        """In words, what makes it faster or slower than the sequential program."""
-        if self is sequential:
-            return ""
-        if self.seconds < sequential.seconds:
-            if sequential.cost.depth <= 1.2 * self.cost.depth:
-                return "faster: less to wait for in a step"
-            return f"faster: fewer {'operations in order' if platform == 'cpu' else 'launches'}"
-        more = self.cost.work / max(sequential.cost.work, 1)
-        return f"slower: {digits(more)} times the arithmetic" if more > 1.2 else "slower"
+def baseline(candidates: Sequence[Candidate]) -> Candidate:
+    """The sequential program, and jax's own derivative of it."""
+    plain = Sequential(), (None, Autodiff())
+    return next(one for one in candidates if one.method == plain[0] and one.adjoint in plain[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +73,12 @@ class ChainPlan:
     @property
     def sequential(self) -> Candidate:
         """The sequential program among the candidates for a forward pass."""
-        return next(candidate for candidate in self.forward if candidate.is_sequential)
+        return baseline(self.forward)
 
     @property
     def autodiff(self) -> Candidate:
         """The sequential program with jax's own derivatives."""
-        return next(candidate for candidate in self.gradient if candidate.is_sequential)
+        return baseline(self.gradient)
 
     @property
     def newton(self) -> Candidate | None:
@@ -94,22 +86,34 @@ class ChainPlan:
         return next((one for one in self.forward if isinstance(one.method, Newton)), None)
 
     def __str__(self) -> str:
-        rows = self._rows(self.forward, self.sequential) + ([] if self.newton else [UNTRIED])
-        rows += [("gradient",), *self._rows(self.gradient, self.autodiff)]
         head = table((), list(self.found.items()), "<<")
-        return f"{head}\n\n{table(HEAD, rows, '<>>>>><')}"
+        rows = self._rows(self.forward) + ([] if self.newton else [UNTRIED])
+        rows += [("gradient",), *self._rows(self.gradient)]
+        body = table(HEAD, rows, "<>>><")
+        last = body.index(HEAD[3]) + len(HEAD[3]) + 2
+        return f"{_folded(head, max(map(len, self.found)) + 2)}\n\n{_folded(body, last)}"
 
-    def _rows(self, found: tuple[Candidate, ...], sequential: Candidate) -> list[tuple[str, ...]]:
+    def _rows(self, found: tuple[Candidate, ...]) -> list[tuple[str, ...]]:
         """The chosen candidate first, then the fastest."""
-        first, *others = found
+        chosen, plain = found[0], baseline(found)
         rows: list[tuple[str, ...]] = []
-        for one in (first, *sorted(others, key=lambda one: one.seconds)):
-            numbers = count(one.cost.depth), count(one.cost.work), nbytes(one.cost.traffic)
-            speedup = f"{sequential.seconds / one.seconds:.2f}x"
-            said = ["chosen"] * (one is first) + [one.verdict(sequential, self.device.platform)]
-            verdict = "; ".join(filter(None, said))
-            rows.append((f"  {one.name}", *numbers, seconds(one.seconds), speedup, verdict))
+        for one in sorted(found, key=lambda one: (one is not chosen, one.seconds)):
+            faster, why = self._verdict(one, plain)
+            verdict = ": ".join(filter(None, ("chosen" if one is chosen else faster, why)))
+            numbers = count(one.cost.depth), seconds(one.seconds)
+            rows.append((f"  {one.name}", *numbers, f"{plain.seconds / one.seconds:.2f}x", verdict))
         return rows
+
+    def _verdict(self, one: Candidate, plain: Candidate) -> tuple[str, str]:
+        """Whether it is faster or slower than the sequential program, and why."""
+        if one is plain:
+            return "", ""
+        if one.seconds < plain.seconds:
+            if plain.cost.depth <= 1.2 * one.cost.depth:
+                return "faster", "cheaper steps"
+            return "faster", "less depth" if self.device.platform == "cpu" else "fewer launches"
+        more = one.cost.work / max(plain.cost.work, 1)
+        return "slower", f"{digits(more)}x the work" if more > 1.2 else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,23 +154,29 @@ class Plan:
     @property
     def predicted_speedup(self) -> float:
         """Speedup of the forward pass over the sequential program, of all chains together."""
-        before = sum(chain.sequential.seconds for chain in self.chains)
-        return before / sum(chain.forward[0].seconds for chain in self.chains)
+        return _speedup([chain.forward for chain in self.chains])
 
     @property
     def gradient_speedup(self) -> float:
         """Speedup of forward and backward pass over jax's own gradient, of all chains together."""
-        before = sum(chain.autodiff.seconds for chain in self.chains)
-        return before / sum(chain.gradient[0].seconds for chain in self.chains)
-
-    @property
-    def depth_speedup(self) -> float:
-        """Speedup of the candidate of least depth on unlimited processors: the ratio of depths."""
-        least = min(candidate.cost.depth for candidate in self.main.forward)
-        return self.main.sequential.cost.depth / max(1, least)
+        return _speedup([chain.gradient for chain in self.chains])
 
     def __str__(self) -> str:
-        return "\n\n".join(map(str, [*([self.layers] if self.layers else []), *self.chains]))
+        layers = [_folded(str(self.layers), 4)] if self.layers else []
+        return "\n\n".join([*layers, *map(str, self.chains)])
+
+
+def _speedup(found: Sequence[Sequence[Candidate]]) -> float:
+    plain = sum(baseline(candidates).seconds for candidates in found)
+    return plain / sum(candidates[0].seconds for candidates in found)
+
+
+def _folded(text: str, indent: int) -> str:
+    """The text, whose long lines go on in the next one, indented."""
+    fold = textwrap.TextWrapper(
+        COLUMNS, subsequent_indent=" " * indent, break_on_hyphens=False
+    ).fill
+    return "\n".join(map(fold, text.splitlines()))
 
 
 def digits(ratio: float) -> str:

@@ -12,6 +12,7 @@ import deeppcr
 import depth
 from deeppcr import BlockDiagonal, Chain, Newton
 from deeppcr.planning.instance import instances_of
+from deeppcr.planning.report import COLUMNS, baseline
 from deeppcr.platforms import compiled_for
 from tests.planning.chains import CHAINS, L, elementwise, like
 from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle, solve, trajectory
@@ -56,7 +57,7 @@ def test_what_the_method_asks_for():
         return found_by(DENSE, SHAPE, method=method, iterations=iterations)
 
     pcr = dense("pcr", iterations=7)
-    assert (pcr["solver"], pcr["iterations"]) == ("pcr", "7 (as given)")
+    assert pcr["iterations"] == "7 (as given)"
     assert pcr["structure"].startswith("dense: all 8 entries are one group, by dot_general")
     assert "test_plan.py" in pcr["structure"]
     assert pcr["linearize"] == "dense (exact: Newton's method)"
@@ -95,7 +96,7 @@ def test_what_is_left_to_jax():
 def test_a_sequential_plan_says_no_more_of_newtons_method_than_that_it_is_not_tried():
     plan = str(deeppcr.plan(DENSE, SHAPE))
     (line,) = (line for line in plan.splitlines() if "newton" in line.lower())
-    assert line.endswith("not tried: Newton cannot win here")
+    assert line.endswith("not tried: cannot win here")
     assert deeppcr.plan(DENSE, SHAPE, iterations=3).main.newton.iterations == 3
 
 
@@ -159,7 +160,9 @@ def test_layers_make_a_plan_for_every_chain():
     words = "steps, a state of {} entries, a batch of 2"
     assert chains == [f"4 {words.format(3)}", f"7 {words.format(6)}"]
     assert found.main is found.chains[1]
-    assert str(found) == "\n\n".join(map(str, [found.layers, *found.chains]))
+    words = " ".join(map(str, [found.layers, *found.chains])).split()
+    assert str(found).split() == words
+    assert max(map(len, str(found).splitlines())) <= COLUMNS
     ours = partial(deeppcr.forward, layers, method=found.method, adjoint=found.adjoint)
     loop = partial(reduce, lambda z, each: each(z), layers)
     assert_agree(*jax.jit(lambda x: [ours(x), loop(x)])(x))
@@ -236,15 +239,14 @@ def test_the_costs_are_those_of_the_programs(direction):
         cost = depth.analyze(parallel, chain.inputs, z0)
     newton = next(one for one in found if isinstance(one.method, Newton))
     assert newton.cost.depth == pytest.approx(cost.depth, rel=0.1)
-    (first,) = (one for one in found if one.is_sequential)
     loop = depth.analyze(lambda xs, z: run(xs, z, jax.lax.scan), chain.inputs, z0)
-    assert first.cost.depth == pytest.approx(loop.depth, rel=0.1)
+    assert baseline(found).cost.depth == pytest.approx(loop.depth, rel=0.1)
 
 
 def test_what_is_printed():
     for found in (plan_like(), deeppcr.plan(*CHAINS["gru"], device="TPU v5e")):
         text = str(found)
-        assert not any(line != line.rstrip() for line in text.splitlines())
+        assert all(line == line.rstrip() and len(line) <= COLUMNS for line in text.splitlines())
         assert text.count("chosen") == 3  # above the table, and a row of each kind
         for kind in ("forward", "gradient"):
             candidates = getattr(found.main, kind)
@@ -319,13 +321,12 @@ def test_blocks_that_are_not_exact_are_tried_as_such():
             "the chain has 0 steps",
         ),
         (([], Z0), {}, "program is an empty list, expected two layers or more"),
-        (([jnp.sin, lambda x: x[:2]], Z0), {}, "no chain to plan"),
+        (([jnp.sin, lambda x: x[:2]], Z0), {}, "there is no chain"),
         ((lambda z, x: (z, None), 0.5), {}, r"there is no xs and no length: .*plan\(layers, x\)"),
         ((DENSE, Z0, jnp.ones(3)), {}, "program is a Chain"),
         ((DENSE, Z0), {"reverse": True}, "reverse was given, but program is a Chain"),
         (([jnp.sin, jnp.sin], 0.5, None, 2), {}, "program is a list of layers"),
-        (like(), {"iterations": "sample"}, r"z0 has shapes .* iterations='sample'"),
-        *((like(), {"iterations": n}, "iterations is") for n in (0, -1, 1.5, True, "samples", [3])),
+        *((like(), {"iterations": n}, "iterations is") for n in (0, -1, 1.5, True, "sample", [3])),
     ],
 )
 def test_bad_input(arguments, options, message):
@@ -342,7 +343,7 @@ def test_tune_times_what_is_sensible_and_returns_a_pair(capsys):
     printed = capsys.readouterr().out
     assert printed.splitlines()[0] == "forward"
     assert "sequential / autodiff" in printed
-    assert "Newton, auto, auto / blocks, auto" in printed
+    assert "Newton / blocks" in printed
 
     def loss(z, **options):
         return deeppcr.solve(chain, z, **options).trajectory.sum()
