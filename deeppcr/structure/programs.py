@@ -3,8 +3,7 @@
 A label represents what the value and the derivative of an element depend on. For everything that
 jax differentiates itself, the value determines both. A function with a derivative rule may combine
 other entries in it. So it is followed twice: as it is evaluated, and as it is differentiated. A
-`jax.custom_vjp` defines only how cotangents propagate back, so every result gets a label, and the
-labels that reach an operand are joined with that of the operand.
+`jax.custom_vjp` defines only how cotangents propagate back, and is not followed.
 """
 
 from typing import Any
@@ -116,53 +115,38 @@ def _needed(body: Any, consts: int, carried: int, wanted: list[bool]) -> list[bo
 
 def derivative_rule(visit: Visit) -> list[Labels]:
     """The labels of a function's results, joined with those of its rule."""
-    equation, walk, groups = visit.equation, visit.walk, visit.groups
-    if visit.params.get("symbolic_zeros", True) and not walk.differentiated:
-        return walk.unknown(visit)  # the rule may depend on which tangents are zero
+    equation, walk = visit.equation, visit.walk
     jaxpr = without_constants(called(equation))
-    values = walk.program(jaxpr, visit.operands, differentiated=True)
     if walk.differentiated:
-        return values
+        return walk.program(jaxpr, visit.operands)
+    if visit.params.get("symbolic_zeros", True):
+        return walk.unknown(
+            visit
+        )  # a `jax.custom_vjp`, or it may depend on which tangents are zero
+    values = walk.program(jaxpr, visit.operands, differentiated=True)
     moves, floats = floating(equation.invars), floating(equation.outvars)
-    moving, count = partition(visit.operands, moves), len(values)
-    pushes = equation.primitive.name.startswith("custom_jvp")
-    if not pushes:
-        # Results that do not depend on the state may still have cotangents.
-        shapes = zip(floats, visit.results, strict=True)
-        values = _combined(visit, values, [groups.new(s) if is_ else None for is_, s in shapes])
     if id(equation) not in walk.derivatives:  # with the equation: no other gets its id
-        program = _derivative(equation, moves, floats, pushes)
-        walk.derivatives[id(equation)] = equation, program
-    given = [*visit.operands, *(moving if pushes else partition(values, floats))]
+        walk.derivatives[id(equation)] = equation, _derivative(equation, moves)
+    given = [*visit.operands, *partition(visit.operands, moves)]
     found = walk.program(walk.derivatives[id(equation)][1], given, differentiated=True)
-    if pushes:
-        tangents = combine([None] * count, floats, found[count:])
-        return _combined(visit, values, found[:count], tangents)
-    for labels, received in zip(moving, found[count:], strict=True):
-        if labels is not None and received is not None:
-            both = (labels != 0) & (received != 0)
-            groups.unite(labels[both], received[both])
-    return _combined(visit, values, found[:count])
+    tangents = combine([None] * len(values), floats, found[len(values) :])
+    return _combined(visit, values, found[: len(values)], tangents)
 
 
-def _derivative(equation: Any, moves: list[bool], floats: list[bool], pushes: bool) -> Program:
-    """Operands and tangents to results and tangents; or from cotangents, to cotangents."""
+def _derivative(equation: Any, moves: list[bool]) -> Program:
+    """Operands and tangents to results and tangents."""
 
-    def run(operands: list[Any], others: list[Any]) -> list[Any]:
-        def function(x: list[Any]) -> tuple[list[Any], list[Any]]:
+    def run(operands: list[Any], tangents: list[Any]) -> list[Any]:
+        def function(*x: Any) -> tuple[list[Any], list[Any]]:
             results = bind(equation, combine(operands, moves, x))
-            return partition(results, floats), list(results)
+            return partition(results, floating(results)), results
 
         x = partition(operands, moves)
-        if pushes:
-            _, tangents, results = jax.jvp(function, (x,), (others,), has_aux=True)
-            return [*results, *tangents]
-        _, back, results = jax.vjp(function, x, has_aux=True)
-        return [*results, *back(others)[0]]
+        _, pushed, results = jax.jvp(function, x, tangents, has_aux=True)
+        return [*results, *pushed]
 
-    moving = partition(equation.invars, moves) if pushes else partition(equation.outvars, floats)
-    avals = ([atom.aval for atom in atoms] for atoms in (equation.invars, moving))
-    return Program.of(jax.make_jaxpr(run)(*avals))
+    avals = [atom.aval for atom in equation.invars]
+    return Program.of(jax.make_jaxpr(run)(avals, partition(avals, moves)))
 
 
 def custom_linear_solve(visit: Visit) -> list[Labels]:

@@ -3,11 +3,11 @@
 One rule for each kind of primitive, and for some primitives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from deeppcr.structure.groups import Array, Labels, filled
+from deeppcr.structure.groups import Labels, filled
 from deeppcr.structure.walk import Rule, Visit
 from depth.primitives import primitive
 
@@ -42,14 +42,29 @@ def reduction(visit: Visit) -> list[Labels]:
     return [None if joined is None else joined.squeeze(axes)]
 
 
-def along(visit: Visit) -> list[Labels]:
-    """Combine the elements of all operands along one axis, which is kept."""
+def together(axes_of: Callable[[Visit], Iterable[int]]) -> Rule:
+    """A rule that combines the elements of all operands along some axes, which are kept."""
+
+    def rule(visit: Visit) -> list[Labels]:
+        axes = set(axes_of(visit))
+        parts = [visit.groups.along(labels, axes) for labels in visit.operands]
+        shape = [1 if i in axes else size for i, size in enumerate(visit.shape(0))]
+        joined = visit.groups.combine(*parts, shape=shape)
+        return [None if joined is None else np.broadcast_to(joined, to) for to in visit.results]
+
+    return rule
+
+
+def _axis(visit: Visit) -> list[int]:
     keys = ("axis", "dimension", "reduction_dimension", "operand_axis")
-    axis = next(visit.params[key] for key in keys if key in visit.params) % len(visit.shape(0))
-    parts = [visit.groups.along(labels, [axis]) for labels in visit.operands]
-    shape = tuple(1 if i == axis else size for i, size in enumerate(visit.shape(0)))
-    joined = visit.groups.combine(*parts, shape=shape)
-    return [None if joined is None else np.broadcast_to(joined, result) for result in visit.results]
+    axis: int = next(visit.params[key] for key in keys if key in visit.params)
+    return [axis % len(visit.shape(0))]
+
+
+def _slides(visit: Visit) -> list[int]:
+    """The axes that a window slides along."""
+    each = zip(visit.params["window_dimensions"], visit.shape(0), visit.results[0], strict=True)
+    return [axis for axis, (size, old, new) in enumerate(each) if size > 1 or old != new]
 
 
 def trailing(count: int) -> Rule:
@@ -110,49 +125,25 @@ def dot(visit: Visit) -> list[Labels]:
     return [visit.groups.combine(left, right, shape=shape)]
 
 
-def windows(visit: Visit) -> list[Labels]:
-    """The elements along all axes that a window slides along."""
-    (shape,), sizes = visit.results, visit.params["window_dimensions"]
-    labels = visit.groups.combine(*visit.operands, shape=visit.shape(0))
-    return [_slide(visit, labels, dict(enumerate(sizes)), shape)]
-
-
-def _slide(visit: Visit, labels: Labels, sizes: dict[int, int], shape: Sequence[int]) -> Labels:
-    """The labels for a result of this ``shape`` of windows with ``sizes`` along some axes."""
-    if labels is None:
-        return None
-    slides = [axis for axis, n in sizes.items() if n > 1 or labels.shape[axis] != shape[axis]]
-    joined = visit.groups.along(labels, slides)
-    return None if joined is None else np.broadcast_to(_thin(joined, slides), tuple(shape))
-
-
-def _thin(labels: Array, axes: Sequence[int]) -> Array:
-    return labels[tuple(slice(0, 1) if i in axes else slice(None) for i in range(labels.ndim))]
-
-
 def convolution(visit: Visit) -> list[Labels]:
-    """The channels of one feature group, along all spatial axes that the kernel slides along."""
-    params, (shape,) = visit.params, visit.results
+    """All elements of an image."""
     labels, kernel = visit.operands
-    numbers, groups = params["dimension_numbers"], params["feature_group_count"]
-    if labels is None or kernel is not None or params["batch_group_count"] != 1:
+    if labels is None or kernel is not None or visit.params["batch_group_count"] != 1:
         return visit.walk.unknown(visit)
-    labels = labels.transpose(numbers.lhs_spec)  # batch, channels, *spatial
-    labels = labels.reshape(labels.shape[0], groups, labels.shape[1] // groups, *labels.shape[2:])
-    sizes = {3 + i: visit.shape(1)[axis] for i, axis in enumerate(numbers.rhs_spec[2:])}
-    out = [shape[axis] for axis in numbers.out_spec]
-    channels = (out[0], groups, out[1] // groups, *out[2:])
-    found = _slide(visit, labels, {2: out[1], **sizes}, channels)
-    return [None if found is None else found.reshape(out).transpose(np.argsort(numbers.out_spec))]
+    numbers, (result,) = visit.params["dimension_numbers"], visit.results
+    batch, to = numbers.lhs_spec[0], numbers.out_spec[0]
+    joined = visit.groups.along(labels, [i for i in range(labels.ndim) if i != batch])
+    shape = [-1 if i == to else 1 for i in range(labels.ndim)]
+    return [None if joined is None else np.broadcast_to(joined.reshape(shape), result)]
 
 
 RULES: dict[str, Rule] = {
     "elementwise": elementwise,
     "move": move,
     "reduction": reduction,
-    "cumulative": along,
-    "sort": along,
-    "window": windows,
+    "cumulative": together(_axis),
+    "sort": together(_axis),
+    "window": together(_slides),
     "factorization": trailing(2),
     **dict.fromkeys(("eig", "eigh", "schur", "svd"), trailing(2)),
     "tridiagonal_solve": trailing(1),
