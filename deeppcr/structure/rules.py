@@ -46,7 +46,7 @@ def together(axes_of: Callable[[Visit], Iterable[int]]) -> Rule:
     """A rule that combines the elements of all operands along some axes, which are kept."""
 
     def rule(visit: Visit) -> list[Labels]:
-        axes = set(axes_of(visit))
+        axes = list(axes_of(visit))
         parts = [visit.groups.along(labels, axes) for labels in visit.operands]
         shape = [1 if i in axes else size for i, size in enumerate(visit.shape(0))]
         joined = visit.groups.combine(*parts, shape=shape)
