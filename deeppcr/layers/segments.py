@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from deeppcr.layers.pure import InTurn
 from deeppcr.layers.reading import Layer, Reader, call, listed, locate, types_of
 from deeppcr.layers.repeated import Repeated, check_acts, stack_layers
+from depth.report import table
 
 LONGEST_PERIOD = 64
 ALONE = "no equal neighbour"
@@ -62,10 +63,8 @@ class Description:
     segments: tuple[Segment, ...]
 
     def __str__(self) -> str:
-        rows = [("layers", "steps", "layers per step", "state", ""), *map(_row, self.segments)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join(lines)
+        head = "layers", "steps", "layers per step", "state", ""
+        return table(head, [*map(_row, self.segments)], "<<<<<")
 
 
 def describe(layers: Any, x: Any) -> Description:

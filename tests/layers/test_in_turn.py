@@ -1,7 +1,6 @@
 """Layers with state and effects: results, and what is left behind, as from the loop."""
 
 import functools
-import itertools
 import random
 from functools import partial
 
@@ -159,42 +158,6 @@ def an_attribute_of_a_global_function():
     return [counts_itself] * 4, lambda: counts_itself.calls
 
 
-def counter():
-    count = 0
-
-    def add():
-        nonlocal count
-        count += 1
-        return count
-
-    return add
-
-
-COUNTER = counter()
-
-
-def listing():
-    seen = []
-    return lambda: (seen.append(1), len(seen))[1]
-
-
-LISTING = listing()
-
-
-@odd
-def a_list_of_a_global_function():
-    global LISTING
-    LISTING = listing()
-    return [lambda x: x * LISTING()] * 4, lambda: LISTING()
-
-
-@odd
-def a_nonlocal_of_a_global_function():
-    global COUNTER
-    COUNTER = counter()
-    return [lambda x: x * COUNTER()] * 4, lambda: COUNTER()
-
-
 class Counts:
     def __init__(self):
         self.count = 0
@@ -228,24 +191,6 @@ def vars_of(layer, count):
 @odd
 def pytrees_that_count():
     layers = [Registered() for _ in range(4)]
-    return layers, lambda: [layer.count for layer in layers]
-
-
-class MadeUp:
-    def __init__(self):
-        self.count = 0
-
-    def __getattr__(self, name):
-        self.count += 1
-        return self.count
-
-    def __call__(self, x):
-        return jnp.sin(x * self.whatever)
-
-
-@odd
-def attributes_that_are_made_up():
-    layers = [MadeUp() for _ in range(3)]
     return layers, lambda: [layer.count for layer in layers]
 
 
@@ -302,12 +247,6 @@ def a_generator_of_numpy():
 
 
 @odd
-def a_method_of_a_generator():
-    draw = np.random.default_rng(0).normal
-    return [lambda x: jax.vmap(lambda x: x + draw())(x)] * 4, draw
-
-
-@odd
 def the_generator_of_numpy():
     np.random.seed(0)  # noqa: NPY002
     return [lambda x: x + np.random.normal(size=3)] * 4, np.random.normal  # noqa: NPY002
@@ -323,13 +262,6 @@ def a_local_import_of_a_generator():
         return x + draw()
 
     return [layer] * 4, random.random
-
-
-@odd
-def iterators():
-    counter = itertools.count()
-    layers = [partial(lambda draw, x: x + draw(), partial(next, counter))] * 4
-    return layers, lambda: next(counter)
 
 
 @odd
@@ -411,18 +343,6 @@ def shows(x):
 
 def told(value):
     SEEN.append(float(value))
-
-
-@odd
-def impure_pure_callbacks():
-    shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    SEEN.clear()
-
-    def push(x):
-        SEEN.append(1.0)
-        return np.asarray(x)
-
-    return [lambda x: jnp.sin(jax.pure_callback(push, shape, x))] * 3, lambda: list(SEEN)
 
 
 class Writes(nnx.Module):
