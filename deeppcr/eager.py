@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from deeppcr.signature import lasting_signature
+from deeppcr.signature import signature
 from deeppcr.step import Step
 
 _SAID: set[str] = set()
@@ -66,7 +66,7 @@ def _key(static: Any, reasons: list[str]) -> Any:
         return tuple(_key(each, reasons) for each in static)
     if not isinstance(static, Step):
         return static
-    program, reason = lasting_signature((static.jaxpr, static.program))
+    program, reason = signature((static.jaxpr, static.program))
     reasons += [reason] if reason else []
     others = _key((static.derivative, static.example), reasons)
     trees = static.state_tree, static.input_tree, static.output_tree

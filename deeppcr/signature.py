@@ -16,19 +16,11 @@ from depth.primitives import primitive
 SMALL = 64  # elements of a constant that may be part of a program that is kept
 
 
-def signature(value: Any) -> Any:
-    """A hashable value that is equal only for values that certainly are.
+def signature(value: Any) -> tuple[Any, str]:
+    """A hashable value that is equal only for values that certainly are; why it must not be cached.
 
-    A tracer equals itself only.
-    """
-    return _Signature().of(value)
-
-
-def lasting_signature(value: Any) -> tuple[Any, str]:
-    """`signature`, and why it must not be cached; empty if it may be.
-
-    It must not be cached if a part of the value is identified by its ``id`` only, such as a
-    function, or if it contains an array of the user.
+    A tracer equals itself only. The reason is empty if it may be cached: not if a part of the value
+    is identified by its ``id`` only, such as a function, or if it contains an array of the user.
     """
     reader = _Signature()
     return reader.of(value), reader.reason
