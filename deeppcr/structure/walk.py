@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from deeppcr.structure.groups import Array, Groups, Labels
+from deeppcr.structure.groups import Groups, Labels
 from depth.jaxprs import has_side_effects, is_literal, is_reference, needed
-from depth.known import Known
 from depth.primitives import primitive
 
 LARGEST = 1 << 24  # elements of an array of labels
@@ -63,7 +62,6 @@ class Walk:
         outputs = [atom for atom, want in zip(jaxpr.outvars, wants, strict=True) if want]
         equations, used = live(jaxpr, outputs)
         found: dict[Any, Labels] = dict(zip(jaxpr.invars, inputs, strict=True))
-        known = Known(jaxpr)
 
         def read(atom: Any) -> Labels:  # constants do not depend on the state
             return None if is_literal(atom) else found.get(atom)
@@ -75,7 +73,7 @@ class Walk:
             if equation.effects or any(labels is not None for labels in operands):
                 self.groups.cause = Cause(equation, outer)
                 of_use = [variable in used for variable in equation.outvars]
-                visit = Visit(self, equation, operands, known, of_use)
+                visit = Visit(self, equation, operands, of_use)
                 found.update(zip(equation.outvars, self._follow(visit), strict=True))
         self.groups.cause, self.differentiated = outer, was
         return [
@@ -127,14 +125,12 @@ class Visit:
         walk: the walk.
         equation: the equation.
         operands: the labels of each operand.
-        known: the integers known in the program that the equation is part of.
         wanted: which of the results are needed.
     """
 
     walk: Walk
     equation: Any
     operands: list[Labels]
-    known: Known
     wanted: list[bool]
 
     @property
@@ -155,10 +151,6 @@ class Visit:
     def shape(self, operand: int) -> tuple[int, ...]:
         """The shape of an operand."""
         return tuple(getattr(self.equation.invars[operand].aval, "shape", ()))
-
-    def value(self, operand: int) -> Array | None:
-        """The value of an operand that is a known integer."""
-        return self.known.value(self.equation.invars[operand])
 
 
 # The labels of the results of an equation.

@@ -103,6 +103,30 @@ CASES = {
         1,
         rows(1, 3),
     ),
+    "columns by index": (
+        lambda z: z.at[:, 1].set(jnp.sin(z[:, jnp.array(0)])),
+        jnp.zeros((4, 3)),
+        1,
+        rows(1, 3),
+    ),
+    "a row by index": (
+        lambda z: z.at[jnp.argmax(A[:2])].set(jnp.sin(z[0])),
+        jnp.zeros((2, 3)),
+        0,
+        pairs(3),
+    ),
+    "a cut of some columns": (
+        lambda z: lax.dynamic_update_slice(z, z[:, :1], (0, jnp.argmax(A[:2]))),
+        jnp.zeros((4, 3)),
+        1,
+        rows(1, 3),
+    ),
+    "rows by indices of their own": (
+        lambda z: jax.vmap(lambda x, i, y: x.at[i].set(y[i]))(z, jnp.array([[1], [0]]), z),
+        jnp.zeros((2, 3)),
+        0,
+        rows(2, 3),
+    ),
     "a loop ended by one": (
         lambda z: lax.while_loop(lambda y: y[0] < 1, lambda y: y + 1, z),
         ZERO,
