@@ -13,7 +13,7 @@ import numpy as np
 
 from deeppcr.partition import combine, floating, partition
 from deeppcr.structure.groups import Labels
-from deeppcr.structure.walk import Rule, Visit, live
+from deeppcr.structure.walk import Rule, Visit
 from depth.jaxprs import Program, bind, called, scan_parts, without_constants
 
 TRIPS = 8  # of a loop until no more elements depend on the state
@@ -42,10 +42,9 @@ def scan(visit: Visit) -> list[Labels]:
     fixed, state = visit.operands[:consts], visit.operands[consts : consts + carried]
     joined = [visit.groups.along(labels, [0]) for labels in visit.operands[consts + carried :]]
     rows = [None if labels is None else labels[0] for labels in joined]
-    wanted = _needed(body, consts, carried, visit.wanted)
 
     def trip(state: list[Labels]) -> list[Labels]:
-        return visit.walk.program(body, [*fixed, *state, *rows], wanted)
+        return visit.walk.program(body, [*fixed, *state, *rows])
 
     return _fixed_point(visit, trip, state)
 
@@ -98,19 +97,6 @@ def _fixed_point(visit: Visit, trip: Any, state: list[Labels]) -> list[Labels]:
 def _extent(state: list[Labels]) -> int:
     """The number of elements that depend on the state of the chain."""
     return sum(int(np.count_nonzero(labels)) for labels in state if labels is not None)
-
-
-def _needed(body: Any, consts: int, carried: int, wanted: list[bool]) -> list[bool]:
-    """Which results of a trip are needed for those that are ``wanted`` of the loop."""
-    while True:
-        _, used = live(
-            body, [atom for atom, want in zip(body.outvars, wanted, strict=True) if want]
-        )
-        read = [variable in used for variable in body.invars[consts : consts + carried]]
-        more = [a or b for a, b in zip(wanted, read, strict=False)] + wanted[carried:]
-        if more == wanted:
-            return wanted
-        wanted = more
 
 
 def derivative_rule(visit: Visit) -> list[Labels]:

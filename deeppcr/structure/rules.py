@@ -67,17 +67,12 @@ def _slides(visit: Visit) -> list[int]:
     return [axis for axis, (size, old, new) in enumerate(each) if size > 1 or old != new]
 
 
-def trailing(count: int) -> Rule:
+def trailing(count: Callable[[Visit], int]) -> Rule:
     """A rule that combines all elements along the last ``count`` axes of the first operand.
 
     The axes before them are the batch axes of all operands and results.
     """
-    return lambda visit: _by_batch(visit, max(len(visit.shape(0)) - count, 0))
-
-
-def fourier(visit: Visit) -> list[Labels]:
-    """All elements along the transformed axes, which are the last."""
-    return _by_batch(visit, len(visit.shape(0)) - len(visit.params["fft_lengths"]))
+    return lambda visit: _by_batch(visit, max(len(visit.shape(0)) - count(visit), 0))
 
 
 def _by_batch(visit: Visit, batch_ndim: int) -> list[Labels]:
@@ -90,17 +85,11 @@ def _by_batch(visit: Visit, batch_ndim: int) -> list[Labels]:
         for i, labels in enumerate(visit.operands)
     ]
     flat = [None if labels is None else labels.reshape(batch) for labels in parts]
-    joined = visit.groups.combine(*flat, shape=batch)
-    return [_spread(joined, shape) for shape in visit.results]
-
-
-def _spread(joined: Labels, shape: tuple[int, ...]) -> Labels:
-    """Axes added at the end."""
-    return (
-        None
-        if joined is None
-        else np.broadcast_to(joined[(..., *(None,) * (len(shape) - joined.ndim))], shape)
-    )
+    if (joined := visit.groups.combine(*flat, shape=batch)) is None:
+        return [None] * len(visit.results)
+    added = [(..., *(None,) * (len(shape) - joined.ndim)) for shape in visit.results]
+    pairs = zip(added, visit.results, strict=True)
+    return [np.broadcast_to(joined[axes], shape) for axes, shape in pairs]
 
 
 def dot(visit: Visit) -> list[Labels]:
@@ -144,10 +133,9 @@ RULES: dict[str, Rule] = {
     "cumulative": together(_axis),
     "sort": together(_axis),
     "window": together(_slides),
-    "factorization": trailing(2),
-    **dict.fromkeys(("eig", "eigh", "schur", "svd"), trailing(2)),
-    "tridiagonal_solve": trailing(1),
-    "fft": fourier,
+    **dict.fromkeys(("factorization", "eig", "eigh", "schur", "svd"), trailing(lambda _: 2)),
+    "tridiagonal_solve": trailing(lambda _: 1),
+    "fft": trailing(lambda visit: len(visit.params["fft_lengths"])),
     "dot_general": dot,
     "conv_general_dilated": convolution,
 }
