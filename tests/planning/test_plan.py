@@ -67,7 +67,6 @@ def test_what_the_method_asks_for():
     assert diagonal["because"] == "the method that is asked for"
     one = 4 * 8 * 8 * 4  # bytes: four copies of a float32 block
     assert dense(Newton(memory=70 * one))["window"].startswith("70 steps at once: all 100 steps")
-    assert "only the diagonal" in dense(Newton(memory=40 * one))["window"]
 
 
 def test_a_batch_whose_examples_mix():
@@ -106,15 +105,14 @@ def test_a_sequential_plan_says_no_more_of_newtons_method_than_that_it_is_not_tr
 def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_program():
     problem = PROBLEMS["relu mlp"]
     chain = Chain(lambda z, x: problem.step(problem.params, z, x)[0], problem.xs, problem.length)
-    for method in ("newton", "auto"):
-        found = deeppcr.plan(chain, problem.init, method=method, batch_ndim=problem.batch_ndim)
+    found = deeppcr.plan(chain, problem.init, method="newton", batch_ndim=problem.batch_ndim)
 
-        def scan(f, init, xs, length, reverse, found=found):
-            options = {"method": found.method, "adjoint": found.adjoint}
-            options["batch_ndim"] = problem.batch_ndim
-            return deeppcr.scan(f, init, xs, length, reverse=reverse, **options)
+    def scan(f, init, xs, length, reverse):
+        options = {"method": found.method, "adjoint": found.adjoint}
+        options["batch_ndim"] = problem.batch_ndim
+        return deeppcr.scan(f, init, xs, length, reverse=reverse, **options)
 
-        assert_agree(backpropagate(problem, scan), oracle(problem))
+    assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
 def test_a_step_is_planned_as_scan_takes_it():
