@@ -97,9 +97,10 @@ class Auto:
     def with_options(self, method: "Method") -> "Method":
         """The chosen method, with those options that it has."""
         names = {field.name for field in dataclasses.fields(method)}
-        own = [field.name for field in dataclasses.fields(self) if field.name in names]
-        own = [name for name in own if name != "unroll" or self.unroll is not None]
-        return dataclasses.replace(method, **{name: getattr(self, name) for name in own})
+        if self.unroll is None:
+            names -= {"unroll"}
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dataclasses.replace(method, **{name: own[name] for name in own.keys() & names})
 
 
 Method = Sequential | Newton
@@ -173,20 +174,17 @@ def choose_method(chain: TracedChain, platform: str, iterations: int = USUAL) ->
     is_small = sum(1 for _ in equations(step.jaxpr)) <= MOST_UNROLLED
     times = {"loop": loop_seconds(chain)}
     methods: dict[str, Method] = {"loop": Sequential(unroll=min(UNROLL, length) if is_small else 1)}
-    best = "loop"
-
-    def is_faster(name: str) -> bool:
-        return CALL + times[name] <= MARGIN * (CALL + times[best])
-
     if kernel := kernel_seconds(chain, platform):
         times["kernel"], methods["kernel"] = kernel, Sequential(fused=True)
-        best = "kernel" if is_faster("kernel") else best
     if length > FEW_STEPS and not step.not_differentiable:
         each = solve_seconds(chain)
+        most = max(1, int(min(times.values()) / each))
         times["newton"] = iterations * each
-        most = max(1, int(min(times["loop"], times.get("kernel", math.inf)) / each))
         methods["newton"] = Newton(damping=None, max_iterations=most)
-        best = "newton" if is_faster("newton") else best
+    best = "loop"
+    for name in times:
+        if CALL + times[name] <= MARGIN * (CALL + times[best]):
+            best = name
     return Choice(methods[best], times)
 
 
