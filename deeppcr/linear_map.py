@@ -25,6 +25,8 @@ from deeppcr.avals import like
 from deeppcr.calls import Call
 from deeppcr.partition import combine
 from deeppcr.state import Leaves, add
+from depth.counts import named_axes
+from depth.jaxprs import equations, without_constants
 
 Function = Callable[[Leaves, Any], Any]  # of ``known`` arrays and a pytree; it closes over none
 
@@ -37,15 +39,15 @@ class LinearMap:
         apply: ``(known, (b, v)) -> y``, the solution of ``y = A y + D v + b``; ``b`` is like ``y``.
         transpose: ``(known, g) -> (lam, D^T lam)``.
         product: ``(known, (y, v)) -> A y + D v``.
+        precision: jax's default for products, wherever these functions are traced.
     """
 
     apply: Function
     transpose: Function
     product: Function
-
-    def __call__(self, known: Leaves, b: Any, v: Any = ()) -> Any:
-        """The solution, differentiable in all of them."""
-        return _bind(self, False, known, (b, v))
+    precision: Any = dataclasses.field(
+        default_factory=lambda: jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    )
 
     def mapped(self, axes: Sequence[int | None], **names: Any) -> "LinearMap":
         """That of examples, on these axes of ``known``, and on axis 0 of all else."""
@@ -53,7 +55,8 @@ class LinearMap:
         def each(f: Function) -> Function:
             return lambda known, x: jax.vmap(f, (list(axes), 0), **names)(known, x)
 
-        return LinearMap(each(self.apply), each(self.transpose), each(self.product))
+        functions = {name: each(getattr(self, name)) for name in ("apply", "transpose", "product")}
+        return dataclasses.replace(self, **functions)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,14 +84,21 @@ class _Role:
         return of_g, (none, of_v)
 
 
-def _bind(map_: LinearMap, is_transposed: bool, known: Leaves, x: Any) -> Any:
+def solved(map_: LinearMap, known: Leaves, x: Any, is_transposed: bool = False) -> Any:
+    """``map_.apply(known, x)``, or its transpose, differentiable in both."""
     x = like(x, known, x)  # as the loop of a solution makes them vary
     f = map_.transpose if is_transposed else map_.apply
     # Of a new function each time, so that jax caches nothing for it.
-    closed, y = jax.make_jaxpr(partial(f), return_shape=True)(known, x)
+    with jax.default_matmul_precision(map_.precision):
+        closed, y = jax.make_jaxpr(partial(f), return_shape=True)(known, x)
     role = _Role(map_, is_transposed, len(known), *map(jax.tree.structure, (x, y)))
     leaves = linear_map_p.bind(*known, *jax.tree.leaves(x), call_jaxpr=closed, role=role)
     return jax.tree.unflatten(role.y, leaves)
+
+
+def communicates(closed: Any, axis: Any) -> bool:
+    """Whether examples communicate over their axis."""
+    return any(axis in named_axes(each) for each in equations(without_constants(closed)))
 
 
 class _Primitive(Call):
@@ -108,14 +118,15 @@ class _Primitive(Call):
             return jax.jvp(moved, *both)[1]
 
         x, y = jax.tree.unflatten(role.x, primals[count:]), jax.tree.unflatten(role.y, results)
-        more_x, more_y = map(jax.tree.leaves, role.changes(along, x, y))
+        with jax.default_matmul_precision(role.map.precision):
+            more_x, more_y = map(jax.tree.leaves, role.changes(along, x, y))
         of_y = self.bind(*known, *add(of_x, more_x), **params)
         return results, add(of_y, more_y)
 
     def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
         role: _Role = params["role"]
         g = jax.tree.unflatten(role.y, list(map(ad.instantiate_zeros, cotangents)))
-        found = _bind(role.map, not role.is_transposed, list(operands[: role.known]), g)
+        found = solved(role.map, list(operands[: role.known]), g, not role.is_transposed)
         moves = map(ad.is_undefined_primal, operands[role.known :])
         pairs = zip(jax.tree.leaves(found), moves, strict=True)
         return [None] * role.known + [x if moving else None for x, moving in pairs]
@@ -123,11 +134,14 @@ class _Primitive(Call):
     def map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
         """The rule for `jax.vmap`: the linear map of examples."""
         role: _Role = params["role"]
+        if all(each is None for each in axes) and not communicates(params["call_jaxpr"], axis.name):
+            results = self.bind(*operands, **params)
+            return results, [None] * len(results)
         names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name, "axis_size": axis.size}
         known, x = list(operands[: role.known]), list(operands[role.known :])
         x = list(jax.vmap(lambda *leaves: leaves, tuple(axes[role.known :]), **names)(*x))
         mapped = role.map.mapped(axes[: role.known], **names)
-        y = _bind(mapped, role.is_transposed, known, jax.tree.unflatten(role.x, x))
+        y = solved(mapped, known, jax.tree.unflatten(role.x, x), role.is_transposed)
         leaves = jax.tree.leaves(y)
         return leaves, [0] * len(leaves)
 

@@ -26,12 +26,12 @@ from deeppcr.calls import Call, without_unused
 from deeppcr.chain import TracedChain
 from deeppcr.eager import compiled_once, program_key
 from deeppcr.examples import differing
+from deeppcr.linear_map import communicates
 from deeppcr.platforms import by_platform, is_eager, platforms
 from deeppcr.problem import Problem, converted_structure, solution_of, step_of
 from deeppcr.signature import Signed
 from deeppcr.solution import Run
-from depth.counts import named_axes
-from depth.jaxprs import HoldsProgram, Program, equations, without_constants
+from depth.jaxprs import HoldsProgram, Program
 
 solve = jax.custom_jvp(solution_of)
 """The solution, differentiable in the arrays of the chain, to every order."""
@@ -249,7 +249,7 @@ def _map(
     problem: Problem = jax.tree.unflatten(structures.problem, operands)
     params = {"call_jaxpr": call_jaxpr, "structures": structures}
     is_on_mesh = axis.spmd_name is not None or axis.explicit_mesh_axis is not None
-    meets = any(axis.name in named_axes(each) for each in equations(without_constants(call_jaxpr)))
+    meets = communicates(call_jaxpr, axis.name)
     if not meets and all(each is None for each in axes):
         results = solve_chain_p.bind(*operands, **params)
         return results, [None] * len(results)

@@ -38,7 +38,7 @@ from deeppcr.adjoint.jacobian import Adjoint
 from deeppcr.adjoint.transposed import moving
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain import TracedChain
-from deeppcr.linear_map import LinearMap
+from deeppcr.linear_map import LinearMap, solved
 from deeppcr.lower import each, scan_in_chunks
 from deeppcr.newton import Newton
 from deeppcr.partition import combine, partition
@@ -203,8 +203,8 @@ def _push(
     """See `pushes`."""
     if isinstance(adjoint, Autodiff):
         return adjoint.push(partial(solve, chain), chain, moves, tangents)
-    step, solved = differentiated(chain.step)
-    run = solve(dataclasses.replace(chain, step=solved))
+    step, own = differentiated(chain.step)
+    run = solve(dataclasses.replace(chain, step=own))
     chain = dataclasses.replace(chain, step=step)
     states = chain.before(chain.initial, run.trajectory)
 
@@ -217,25 +217,19 @@ def _push(
         f = partial(outputs, z=states, after=run.trajectory)
         none = [list(map(jnp.zeros_like, leaves)) for leaves in (run.trajectory, run.last)]
         return run, none[0], jax.jvp(f, (x, c), (dx, dc))[1], none[1]
-    t = _tangents(chain, states, moves, tangents, adjoint)
+    t = solved(*_linear_system(chain, states, moves, tangents, adjoint))
     starts = chain.before(moves.enter(chain.initial, dz), t)
     by_outputs = jax.jvp(outputs, (x, c, states, run.trajectory), (dx, dc, starts, t))[1]
     return run, t, by_outputs, list(map(last_of, t)) if run.last else []
 
 
-def _tangents(
+def _linear_system(
     chain: TracedChain, states: Leaves, moves: _Moves, tangents: Tangents, adjoint: AdjointSolver
-) -> Leaves:
-    """The tangents ``t_1 .. t_L`` of the trajectory, as the solution of the linear system above."""
+) -> tuple[LinearMap, Leaves, tuple[Leaves, Tangents]]:
+    """The linear system above of the tangents ``t_1 .. t_L``, for `solved`."""
     known, tree = jax.tree.flatten((chain, states, adjoint))
-
-    def of_known(f: Callable[..., Any]) -> Callable[[Leaves, Any], Any]:
-        return lambda known, x: f(_System.of(moves, *jax.tree.unflatten(tree, known)), *x)
-
-    t: Leaves = LinearMap(
-        of_known(_System.solve), of_known(_System.solve_transposed), of_known(_System.product)
-    )(known, [jnp.zeros_like(z) for z in states], tangents)
-    return t
+    functions = (partial(f, moves, tree) for f in (_solve, _solve_transposed, _product))
+    return LinearMap(*functions), known, ([jnp.zeros_like(z) for z in states], tangents)
 
 
 class _System(NamedTuple):
@@ -258,8 +252,9 @@ class _System(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, moves: _Moves, chain: TracedChain, states: Leaves, adjoint: AdjointSolver) -> Self:
-        """The system that an adjoint solves."""
+    def of(cls, moves: _Moves, tree: Any, known: Leaves) -> Self:
+        """Of a chain, its states and its adjoint, of this structure and with these arrays."""
+        chain, states, adjoint = jax.tree.unflatten(tree, known)
         if not isinstance(chain.axis, ChainSharding):
             size = adjoint.chunk(chain)
             return cls(moves, chain, states, adjoint.forward, adjoint.backward, size)
@@ -284,43 +279,53 @@ class _System(NamedTuple):
         here = dataclasses.replace(self.chain, inputs=inputs, length=len(index), offset=index[0])
         return here, lambda z, x, c: self.moves.put(here, x, c)(z), self.moves.of(here)[1:]
 
-    def product(self, t: Leaves, v: Tangents) -> Leaves:
-        """``A_l t_{l-1}`` and the terms of ``v``."""
-        dz, dx, dc = v
-        _, f, primals = self.steps(self.indices, self.chain.inputs)
-        starts = self.chain.before(self.moves.enter(self.initial, dz), t)
-        found: Leaves = jax.jvp(f, (self.states, *primals), (starts, dx, dc))[1]
-        return found
+    @property
+    def in_chunks(self) -> Callable[..., Any]:
+        """Runs ``f(carry, part)``, chunk after chunk."""
+        return partial(scan_in_chunks, length=self.chain.length, size=self.size)
 
-    def solve(self, b: Leaves, v: Tangents) -> Leaves:
-        """The tangents."""
-        dz, dx, dc = v
 
-        def chunk(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
-            index, z, inputs, b, dx = part
-            here, f, primals = self.steps(index, inputs)
-            pushed = jax.jvp(partial(f, z), primals, (dx, dc))[1]
-            t = self.forward(here, z, add(b, pushed), enter)
-            return [leaf[-1] for leaf in t], t
+def _product(moves: _Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
+    """``A_l t_{l-1}`` and the terms of ``v``."""
+    system, (t, (dz, dx, dc)) = _System.of(moves, tree, known), x
+    _, f, primals = system.steps(system.indices, system.chain.inputs)
+    starts = system.chain.before(moves.enter(system.initial, dz), t)
+    found: Leaves = jax.jvp(f, (system.states, *primals), (starts, dx, dc))[1]
+    return found
 
-        parts = self.indices, self.states, self.chain.inputs, b, dx
-        start, length = self.moves.enter(self.initial, dz), self.chain.length
-        return scan_in_chunks(chunk, start, parts, length=length, size=self.size)[1]
 
-    def solve_transposed(self, *g: Array) -> tuple[Leaves, Tangents]:
-        """The adjoint states, and the cotangents of ``v``."""
+def _solve(moves: _Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
+    """The tangents."""
+    system, (b, (dz, dx, dc)) = _System.of(moves, tree, known), x
 
-        def chunk(carry: Any, part: Any) -> tuple[Any, tuple[Leaves, Leaves]]:
-            enter, totals = carry
-            index, z, inputs, g = part
-            here, f, primals = self.steps(index, inputs)
-            lam, leave = self.backward(here, z, g, enter)
-            _, pull = jax.vjp(partial(f, z), *primals)
-            from_x, from_c = each(pull)(lam)
-            return (leave, add(totals, from_c)), (lam, from_x)
+    def chunk(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
+        index, z, inputs, b, dx = part
+        here, f, primals = system.steps(index, inputs)
+        pushed = jax.jvp(partial(f, z), primals, (dx, dc))[1]
+        t = system.forward(here, z, add(b, pushed), enter)
+        return [leaf[-1] for leaf in t], t
 
-        start = self.initial, list(map(jnp.zeros_like, self.moves.of(self.chain)[2]))
-        parts, length = (self.indices, self.states, self.chain.inputs, list(g)), self.chain.length
-        found = scan_in_chunks(chunk, start, parts, length=length, size=self.size, reverse=True)
-        (leave, from_c), (lam, from_x) = found
-        return lam, (partition(leave, self.moves.initial), from_x, from_c)
+    parts = system.indices, system.states, system.chain.inputs, b, dx
+    t: Leaves = system.in_chunks(chunk, moves.enter(system.initial, dz), parts)[1]
+    return t
+
+
+def _solve_transposed(
+    moves: _Moves, tree: Any, known: Leaves, g: Leaves
+) -> tuple[Leaves, Tangents]:
+    """The adjoint states, and the cotangents of ``v``."""
+    system = _System.of(moves, tree, known)
+
+    def chunk(carry: Any, part: Any) -> tuple[Any, tuple[Leaves, Leaves]]:
+        enter, totals = carry
+        index, z, inputs, g = part
+        here, f, primals = system.steps(index, inputs)
+        lam, leave = system.backward(here, z, g, enter)
+        _, pull = jax.vjp(partial(f, z), *primals)
+        from_x, from_c = each(pull)(lam)
+        return (leave, add(totals, from_c)), (lam, from_x)
+
+    start = system.initial, list(map(jnp.zeros_like, moves.of(system.chain)[2]))
+    parts = system.indices, system.states, system.chain.inputs, g
+    (leave, from_c), (lam, from_x) = system.in_chunks(chunk, start, parts, reverse=True)
+    return lam, (partition(leave, moves.initial), from_x, from_c)

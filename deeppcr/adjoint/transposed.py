@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
 from deeppcr.avals import abstract, like
-from deeppcr.linear_map import LinearMap
+from deeppcr.linear_map import LinearMap, solved
 from deeppcr.partition import partition
 from deeppcr.state import Leaves, add
 
@@ -37,11 +37,13 @@ def transposed_by(
             found = _push_by_units(own, x[1], shapes)
         return found
 
-    pushed: Leaves = LinearMap(
+    transposed = LinearMap(
         lambda known, x: add(x[0], product(known, x)),
         lambda known, g: (g, rule(known, g)),
         product,
-    )(known, [jnp.zeros(y.shape, y.dtype) for y in shapes], t)
+    )
+    zeros = [jnp.zeros(y.shape, y.dtype) for y in shapes]
+    pushed: Leaves = solved(transposed, known, (zeros, t))
     return pushed
 
 

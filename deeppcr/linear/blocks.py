@@ -181,7 +181,9 @@ class Matrices(Blocks):
         return _combination(jnp.moveaxis(self.matrix, -1, 0), y)
 
     def apply_step(self, y: Array) -> Array:
-        if self.matrix.size <= FEW or self.width > target().widest:
+        if self.matrix.size <= FEW:
+            return self.apply_once(y)
+        if self.width > target().widest:
             return self.apply(y)
         # The sum over columns is for loops alone: its derivative takes twice as long as that of the
         # einsum (jax 0.10.2, 2 cores), because it rebuilds the blocks column by column.

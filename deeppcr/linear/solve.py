@@ -27,7 +27,7 @@ from deeppcr.linear.groups import BlockDiagonals
 from deeppcr.linear.named import find_solver
 from deeppcr.linear.sharded import Sharded
 from deeppcr.linear.solver import LinearSolver
-from deeppcr.linear_map import LinearMap
+from deeppcr.linear_map import LinearMap, solved
 from deeppcr.platforms import is_eager
 from deeppcr.state import Leaves
 
@@ -145,11 +145,12 @@ def solve_recurrence(
         y: Array = along.clear_first(with_blocks(known).apply(along.before(x[0])))
         return y
 
-    y: Array = LinearMap(
+    solution = LinearMap(
         lambda known, x: solver.solve(with_blocks(known), x[0], reverse),
         lambda known, g: (solver.solve_transposed(with_blocks(known), g, reverse), ()),
         product,
-    )(leaves, b)
+    )
+    y: Array = solved(solution, leaves, (b, ()))
     return y
 
 

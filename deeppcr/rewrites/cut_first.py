@@ -134,7 +134,9 @@ def evaluate(
     values = dict(known)
     # Like `interpret`, with three functions fewer between a solve and the user's own step.
     for equation in equations:
-        operands = [x.val if hasattr(x, "val") else values[x] for x in equation.invars]
+        operands = []
+        for x in equation.invars:
+            operands.append(x.val if hasattr(x, "val") else values[x])
         if equation.outvars and only_cut.issuperset(equation.outvars):
             results: list[Any] = [SlicedOnly(equation, operands)]
         elif equation.primitive.name == "slice" and equation.invars[0] in splits:
