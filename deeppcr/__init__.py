@@ -3,11 +3,10 @@
 from typing import Any
 
 from deeppcr import diffusion, layers, sharding
-from deeppcr._compiler import compiler_options
 from deeppcr._stack import Stack, stack, unstack
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
-from deeppcr.chain import Chain
+from deeppcr.chain.chain import Chain
 from deeppcr.choose import Auto
 from deeppcr.linear import (
     BlockDiagonals,
@@ -25,6 +24,7 @@ from deeppcr.linear import (
     solve_bidiagonal,
 )
 from deeppcr.linearize import BlockDiagonal, Clipped, Diagonal, Linearization, Scalar, Surrogate
+from deeppcr.lower import compiler_options
 from deeppcr.newton import Coarse, Newton
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.damping import TrustRegion

@@ -11,24 +11,24 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from deeppcr._solve import solve_chain
 from deeppcr.adjoint import Adjoint, Autodiff
+from deeppcr.arrays.state import check_batch
 from deeppcr.axis import LOCAL
-from deeppcr.carry import Carry
-from deeppcr.chain import Chain, TracedChain, chain_length, trace_carry, with_outputs
+from deeppcr.chain.carry import Carry
+from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_carry, with_outputs
 from deeppcr.checks import describe, describe_type, leaves_as_arrays, unknown_keyword
 from deeppcr.choose import AdjointOption, Auto, MethodOption, find_adjoint, find_method
 from deeppcr.layers import Repeated, Segment, apply_layers
 from deeppcr.linear import LinearSolver
+from deeppcr.lower import is_eager, platforms
 from deeppcr.newton import Newton
 from deeppcr.newton.guess import users_guess
 from deeppcr.newton.tolerance import is_number, tolerances
-from deeppcr.platforms import is_eager, platforms
 from deeppcr.progress import report_end
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.solution import Result, Run, Solution, SolvedBy, Stats
-from deeppcr.state import check_batch
+from deeppcr.solving.solve import solve_chain
 
 
 def scan(

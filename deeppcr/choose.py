@@ -19,16 +19,16 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
-from deeppcr.chain import TracedChain
+from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.linear.named import FEW_STEPS, pcr_suits
 from deeppcr.linearize import exact_linearization
+from deeppcr.lower import compiled_for
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import USUAL
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.guess import Guess
-from deeppcr.platforms import compiled_for
 from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential, kernel_of
 from deeppcr.structure import find_structure

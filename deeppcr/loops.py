@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.avals import like, varying_axes
+from deeppcr.arrays.avals import like, varying_axes
+from deeppcr.arrays.state import Leaves
 from deeppcr.lower import target
-from deeppcr.state import Leaves
 from depth.loops import named_loop
 
 ITERATION = "newton iteration"

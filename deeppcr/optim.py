@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.checks import describe
-from deeppcr.rewrites import split
+from deeppcr.lower import split
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,14 +6,14 @@ from typing import Self
 import jax
 from jax.sharding import PartitionSpec as P
 
+from deeppcr.arrays.state import Leaves
 from deeppcr.axis import LOCAL, ChainSharding
-from deeppcr.chain import TracedChain
+from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_flag, suggests_keywords
 from deeppcr.fused import CannotFuse, FusedStep, fused_scan
-from deeppcr.platforms import platform, platforms
+from deeppcr.lower import platform, platforms
 from deeppcr.progress import Progress, check_progress
 from deeppcr.solution import Run
-from deeppcr.state import Leaves
 
 # The most instructions of a step whose values stay in registers: one of 2944, tanh with 32 units,
 # takes 64 us on an H100 (jax 0.11.2).

@@ -24,14 +24,14 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from deeppcr.arrays.state import Leaves
 from deeppcr.axis import ChainSharding, MeshAxis, check_mesh_axis, count_devices
-from deeppcr.chain import Chain, TracedChain, trace_chain
+from deeppcr.chain.chain import Chain, TracedChain, trace_chain
+from deeppcr.chain.step import Extended
 from deeppcr.checks import describe_type
 from deeppcr.linear import Sharded
-from deeppcr.rewrites.retrace import retyped
+from deeppcr.programs.retrace import retyped
 from deeppcr.solution import Run
-from deeppcr.state import Leaves
-from deeppcr.step import Extended
 
 __all__ = ["shard"]
 

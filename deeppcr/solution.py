@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.avals import like
-from deeppcr.partition import zero_tangent
+from deeppcr.arrays.avals import like
+from deeppcr.arrays.partition import zero_tangent
 from depth.report import table
 
 

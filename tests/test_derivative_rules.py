@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.effects import has_users_rule
+from deeppcr.programs.effects import has_users_rule
 from tests.problems import assert_agree, normal
 
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr.eager import program_key
-from deeppcr.step import trace
+from deeppcr.chain.eager import program_key
+from deeppcr.chain.step import trace
 from tests.problems import normal
 
 WEIGHT, INIT, XS = normal(0, 2, 2, scale=0.5), normal(1, 2), normal(2, 6, 2)
@@ -151,7 +151,7 @@ CLEARED = """
 import gc
 import jax, jax.numpy as jnp
 import deeppcr
-from deeppcr.step import Step
+from deeppcr.chain.step import Step
 def steps():
     gc.collect()
     return sum(isinstance(each, Step) for each in gc.get_objects())

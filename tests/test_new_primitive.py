@@ -15,8 +15,9 @@ from jax.interpreters import ad, batching, mlir
 
 import deeppcr
 import depth
+from deeppcr.linearize.columns import columns
 from deeppcr.lower.cpu.small_products import write_out
-from deeppcr.rewrites import columns, evaluate
+from deeppcr.programs.cut_first import evaluate
 from depth import primitives
 from depth.jaxprs import Program, equations, without_constants
 from tests.problems import assert_agree, normal

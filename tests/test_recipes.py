@@ -7,7 +7,7 @@ import pytest
 
 import deeppcr
 from deeppcr import delay
-from deeppcr.chain import trace_chain
+from deeppcr.chain.chain import trace_chain
 from deeppcr.structure import find_structure
 from tests.problems import assert_agree, normal
 

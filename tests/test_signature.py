@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr.signature import signature
+from deeppcr.chain.signature import signature
 
 OTHERS = {
     "integer": lambda: 1,

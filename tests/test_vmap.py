@@ -10,7 +10,7 @@ from jax import lax
 
 import deeppcr
 from deeppcr import Newton
-from deeppcr.problem import Problem
+from deeppcr.solving.problem import Problem
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
 

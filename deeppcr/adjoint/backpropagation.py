@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.state import Leaves, add
+from deeppcr.chain.chain import TracedChain
 from deeppcr.lower import even_chunk, steps_in_cache
-from deeppcr.state import Leaves, add
 from depth.counts import nbytes
 from depth.jaxprs import inside
 

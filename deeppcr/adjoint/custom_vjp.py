@@ -19,11 +19,11 @@ import jax
 from jax import lax
 
 from deeppcr.adjoint.transposed import moving, transposed_by
-from deeppcr.effects import CUSTOM_VJP
-from deeppcr.partition import combine, floating, partition, zero_tangent
-from deeppcr.rewrites.retrace import Retrace, with_literals
-from deeppcr.state import Leaves
-from deeppcr.step import Step
+from deeppcr.arrays.partition import combine, floating, partition, zero_tangent
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.step import Step
+from deeppcr.programs.effects import CUSTOM_VJP
+from deeppcr.programs.retrace import Retrace, with_literals
 from depth.jaxprs import Program, bind, equations, inside
 from depth.primitives import primitive
 

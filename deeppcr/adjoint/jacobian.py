@@ -17,8 +17,9 @@ from jax import Array, lax
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.refine import refine
-from deeppcr.avals import abstract
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, suggests_keywords
 from deeppcr.linear import (
     Along,
@@ -36,7 +37,6 @@ from deeppcr.linearize import Linearization, choose_linearization, constant, fin
 from deeppcr.loops import unless
 from deeppcr.lower import even_chunk, steps_in_cache
 from deeppcr.newton.convergence import ROUNDING, Criterion
-from deeppcr.state import Leaves
 
 T = TypeVar("T")
 

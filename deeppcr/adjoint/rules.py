@@ -18,7 +18,7 @@ vector-Jacobian product,
     D^T lam = (A_1^T lam_1, (B_l^T lam_l)_l, sum_l C_l^T lam_l),
 
 which is backpropagation: no Newton iterations, one solve, and all parameter gradients at once. As a
-`deeppcr.linear_map.LinearMap`, this one rule gives forward mode, reverse mode and their
+`deeppcr.linear.linear_map.LinearMap`, this one rule gives forward mode, reverse mode and their
 compositions. It keeps the trajectory from the forward pass, and no Jacobian.
 """
 
@@ -36,17 +36,17 @@ from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.jacobian import Adjoint
 from deeppcr.adjoint.transposed import moving
+from deeppcr.arrays.partition import combine, partition
+from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL, ChainSharding
-from deeppcr.chain import TracedChain
-from deeppcr.linear_map import LinearMap, solved
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step
+from deeppcr.linear.linear_map import LinearMap, solved
 from deeppcr.lower import each, scan_in_chunks
 from deeppcr.newton import Newton
-from deeppcr.partition import combine, partition
 from deeppcr.sequential import Sequential, run_loop
 from deeppcr.sharding import on_shards
 from deeppcr.solution import Run, last_of
-from deeppcr.state import Leaves, add
-from deeppcr.step import Step
 from depth.jaxprs import is_literal, moved_by
 
 Tangents = tuple[Leaves, Leaves, Leaves]  # of the initial state, the inputs, captured arrays

@@ -10,10 +10,10 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
-from deeppcr.avals import abstract, like
-from deeppcr.linear_map import LinearMap, solved
-from deeppcr.partition import partition
-from deeppcr.state import Leaves, add
+from deeppcr.arrays.avals import abstract, like
+from deeppcr.arrays.partition import partition
+from deeppcr.arrays.state import Leaves, add
+from deeppcr.linear.linear_map import LinearMap, solved
 
 
 def transposed_by(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.avals import like
+from deeppcr.arrays.avals import like
 from deeppcr.axis.local import ChainAxis
 
 

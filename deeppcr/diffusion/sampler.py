@@ -21,8 +21,8 @@ from jax import Array, lax
 
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
-from deeppcr.avals import of_step
-from deeppcr.chain import Chain
+from deeppcr.arrays.avals import of_step
+from deeppcr.chain.chain import Chain
 from deeppcr.checks import check_count, describe, describe_type
 from deeppcr.choose import MethodOption, find_method
 from deeppcr.diffusion.gaussian import GAIN, Gaussian

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from deeppcr.avals import abstract
+from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.state import Leaves
 from deeppcr.fused.backends import Launch
 from deeppcr.fused.entries import table_of
 from deeppcr.fused.memory import Layout, arranged, restored
 from deeppcr.fused.operations import repeated
 from deeppcr.fused.step import LANES, FusedStep, own_shape
-from deeppcr.state import Leaves
 
 AHEAD, READ = 8, 64  # steps, and entries, that are read ahead at most
 KEPT = 128  # captured entries that are kept in registers; more are read in every step

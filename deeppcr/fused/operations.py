@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from deeppcr.state import float32_or_better
+from deeppcr.arrays.state import float32_or_better
 from depth.primitives import primitive
 
 # Instructions of an exponential function and the like: as compiled for an H200, where those of the

@@ -11,13 +11,13 @@ import jax
 from jax import lax
 from jax.interpreters import mlir
 
-from deeppcr.calls import Call
+from deeppcr.arrays.state import Leaves
 from deeppcr.fused.backends import interpreted, native
 from deeppcr.fused.kernel import run_kernel
 from deeppcr.fused.step import FusedStep
-from deeppcr.platforms import platforms
-from deeppcr.rewrites.cut_first import evaluate
-from deeppcr.state import Leaves
+from deeppcr.lower import platforms
+from deeppcr.programs.calls import Call
+from deeppcr.programs.cut_first import evaluate
 
 fused_scan_p = Call("fused_scan")
 

@@ -15,9 +15,9 @@ from typing import Any, Self
 import jax.numpy as jnp
 import numpy as np
 
+from deeppcr.arrays.state import Leaves
 from deeppcr.fused.entries import Entries, evaluate, narrow, table_of
 from deeppcr.fused.operations import Apply, CannotFuse, Counter, Latency, compute, once
-from deeppcr.state import Leaves
 from depth.jaxprs import Program, is_literal, needed
 
 LANES = 128  # threads of a block

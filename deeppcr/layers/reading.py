@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from deeppcr.checks import describe, describe_type
-from deeppcr.effects import side_effects
 from deeppcr.layers.parts import Code, as_callable, is_pair, take_apart
 from deeppcr.layers.pure import InTurn, check_pure
+from deeppcr.programs.effects import side_effects
 from depth.jaxprs import equations, without_constants
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.avals import of_step
+from deeppcr.arrays.avals import of_step
 from deeppcr.layers.parts import Code
 from deeppcr.layers.reading import Layer, shape_of, try_code
-from deeppcr.rewrites import stack
+from deeppcr.lower import stack
 
 STATIC = ["code", "shared", "length"]
 

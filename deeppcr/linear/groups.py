@@ -10,7 +10,7 @@ reshape is enough. If equal parts of a state are paired entry by entry, as is fr
 is enough, which XLA fuses into the product that follows.
 
 Any other permutation is a gather, about as fast as a copy. JAX would transpose it to a scatter. Yet
-the transpose of a permutation is its inverse, again a gather: see `deeppcr.linear_map`.
+the transpose of a permutation is its inverse, again a gather: see `deeppcr.linear.linear_map`.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.linear.blocks import Blocks, Matrices
-from deeppcr.linear_map import LinearMap, solved
+from deeppcr.linear.linear_map import LinearMap, solved
 
 PADDING = -1  # in a row of a group that is shorter
 

@@ -25,10 +25,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.arrays.state import Leaves
 from deeppcr.axis import ChainAxis
 from deeppcr.linear.blocks import Blocks
 from deeppcr.loops import CORRECTION, FALLBACK, fallback, steps_from
-from deeppcr.state import Leaves
 
 UNITS = 16  # in the last place, up to which a residual is rounding
 FALLS = 4  # the factor by which a correction has to reduce the largest residual

@@ -7,7 +7,7 @@ the solver's operations:
 
 the same recurrence with another right-hand side. In reverse mode it is ``M^T lam = g``, one solve
 of the transposed recurrence. The gradient of ``b`` is ``lam``, and that of ``A_l`` is the outer
-product of ``lam_l`` and ``y_{l-1}``, for all l at once. `deeppcr.linear_map` implements
+product of ``lam_l`` and ``y_{l-1}``, for all l at once. `deeppcr.linear.linear_map` implements
 this, with derivatives of every order.
 """
 
@@ -19,17 +19,17 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from deeppcr.avals import like
+from deeppcr.arrays.avals import like
+from deeppcr.arrays.state import Leaves
 from deeppcr.axis import explicit_mesh, with_auto_axes, with_auto_types
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
 from deeppcr.linear.groups import BlockDiagonals
+from deeppcr.linear.linear_map import LinearMap, solved
 from deeppcr.linear.named import find_solver
 from deeppcr.linear.sharded import Sharded
 from deeppcr.linear.solver import LinearSolver
-from deeppcr.linear_map import LinearMap, solved
-from deeppcr.platforms import is_eager
-from deeppcr.state import Leaves
+from deeppcr.lower import is_eager
 
 
 def solve_bidiagonal(

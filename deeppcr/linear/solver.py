@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.avals import of_step
+from deeppcr.arrays.avals import of_step
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.checks import check_flag
 from deeppcr.fused import CannotFuse, FusedStep, fused_scan
@@ -31,7 +31,7 @@ from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.judged import System, solve_judged
 from deeppcr.loops import unless
-from deeppcr.platforms import platforms
+from deeppcr.lower import platforms
 from depth.jaxprs import Program
 
 Solve = Callable[[Blocks, Array, bool], Array]

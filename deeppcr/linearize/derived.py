@@ -18,14 +18,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.avals import abstract
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.state import StateLayout
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step, trace
 from deeppcr.checks import describe
 from deeppcr.linear import Blocks
 from deeppcr.linearize.exact import Exact, exact_linearization, find_linearization
 from deeppcr.linearize.linearization import Linearization
-from deeppcr.state import StateLayout
-from deeppcr.step import Step, trace
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["linearize"], meta_fields=["limit"])

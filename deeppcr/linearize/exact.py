@@ -7,14 +7,14 @@ from typing import Any
 import jax
 from jax import Array
 
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.state import StateLayout
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step
 from deeppcr.checks import check_name
 from deeppcr.linear import Blocks
 from deeppcr.linearize.linearization import Linearization
 from deeppcr.linearize.parts import BlockDiagonal, Dense, Diagonal
 from deeppcr.linearize.scalar import Scalar, Zero
-from deeppcr.state import StateLayout
-from deeppcr.step import Step
 from deeppcr.structure import find_structure
 from depth.report import nbytes
 

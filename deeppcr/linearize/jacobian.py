@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.avals import like
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.avals import like
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step
 from deeppcr.lower import target
-from deeppcr.state import Leaves
-from deeppcr.step import Step
 
 # Bytes of derivatives held at once, if only some of their entries are kept.
 AT_ONCE = 1 << 26

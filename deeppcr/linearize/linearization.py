@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.state import StateLayout
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step
 from deeppcr.linear import Blocks
-from deeppcr.state import StateLayout
-from deeppcr.step import Step
 
 
 class Linearization(ABC):

@@ -13,9 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.state import Leaves, StateLayout
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step
 from deeppcr.checks import check_count
 from deeppcr.linear import BlockDiagonals, Blocks, Diagonals, Matrices
+from deeppcr.linearize.columns import columns
 from deeppcr.linearize.jacobian import (
     block_diagonals,
     by_rows,
@@ -26,9 +29,6 @@ from deeppcr.linearize.jacobian import (
     probed_diagonals,
 )
 from deeppcr.linearize.linearization import Linearization
-from deeppcr.rewrites.columns import columns
-from deeppcr.state import Leaves, StateLayout
-from deeppcr.step import Step
 from deeppcr.structure import find_structure
 
 # By default the diagonal is exact if it takes at most this many derivatives of a step.

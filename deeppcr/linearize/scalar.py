@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.state import StateLayout
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step, users_input
 from deeppcr.checks import describe
 from deeppcr.linear import Blocks, Scalars, Zeros
 from deeppcr.linearize.linearization import Linearization
-from deeppcr.state import StateLayout
-from deeppcr.step import Step, users_input
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["coefficient"], meta_fields=["of_input"])

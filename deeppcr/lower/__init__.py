@@ -7,6 +7,8 @@ once are `each`. How they run is decided when jax lowers them, by the platform t
     at_once.py         `each`
     chunks.py          steps whose arrays stay in a cache
     targets.py         the few facts of a device that programs above depend on
+    platforms.py       programs with variants for several platforms
+    compiler.py        options for XLA, for users
     cpu/               an ordered list of rules
     gpu/               XLA's loop, with what its compiler for GPUs needs
 """
@@ -14,19 +16,41 @@ once are `each`. How they run is decided when jax lowers them, by the platform t
 from deeppcr.lower import cpu, gpu  # registers them
 from deeppcr.lower.at_once import each
 from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_in_cache
+from deeppcr.lower.compiler import compiler_options
 from deeppcr.lower.cpu.patches import as_products, own_filters
+from deeppcr.lower.cpu.pieces import join, split, stack
 from deeppcr.lower.in_order import loop
+from deeppcr.lower.platforms import (
+    DEFAULT,
+    by_platform,
+    compiled_for,
+    differing,
+    is_eager,
+    platform,
+    platforms,
+)
 from deeppcr.lower.targets import target
 
 __all__ = [
+    "DEFAULT",
     "as_products",
+    "by_platform",
+    "compiled_for",
+    "compiler_options",
     "cpu",
+    "differing",
     "each",
     "even_chunk",
     "gpu",
+    "is_eager",
+    "join",
     "loop",
     "own_filters",
+    "platform",
+    "platforms",
     "scan_in_chunks",
+    "split",
+    "stack",
     "steps_in_cache",
     "target",
 ]

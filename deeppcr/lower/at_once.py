@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from deeppcr.calls import with_operands
+from deeppcr.arrays.state import Leaves
 from deeppcr.lower.primitive import Lowered
-from deeppcr.state import Leaves
+from deeppcr.programs.calls import with_operands
 
 each_p = Lowered("each")
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Self
 import jax
 from jax import lax
 
-from deeppcr.avals import abstract
+from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.state import Leaves
 from deeppcr.lower.primitive import Lowered
-from deeppcr.state import Leaves
 from depth.jaxprs import Program, bind, entered, interpret, is_literal, scan_parts
 
 

@@ -9,9 +9,9 @@ import jax
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
-from deeppcr.avals import abstract
-from deeppcr.calls import Call, without_unused
-from deeppcr.state import Leaves
+from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.state import Leaves
+from deeppcr.programs.calls import Call, without_unused
 
 Program = Callable[..., Leaves]  # of the operands, and of the parameters of the equation by name
 

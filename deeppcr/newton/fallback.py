@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.chain import TracedChain
 from deeppcr.fused import fused_scan
 from deeppcr.loops import FALLBACK, fallback, steps_from, unless
 from deeppcr.sequential import kernel_of
-from deeppcr.state import Leaves
 
 
 def finish(chain: TracedChain, trajectory: Leaves, prefix: Array, expected: bool = False) -> Leaves:

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.avals import abstract
-from deeppcr.carry import Carry
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.carry import Carry
+from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_count, check_name, describe
 from deeppcr.newton.precision import cast
-from deeppcr.state import Leaves
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,9 +17,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.avals import like
+from deeppcr.arrays.avals import like
+from deeppcr.arrays.state import StateLayout
 from deeppcr.axis import LOCAL, ChainAxis
-from deeppcr.chain import TracedChain
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.loops import ITERATION, STEP, iterate, named
 from deeppcr.lower import target
@@ -31,8 +33,6 @@ from deeppcr.newton.iterate import Iterate, Progress, Window, forward
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
 from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
-from deeppcr.state import StateLayout
-from deeppcr.step import Step
 
 Next = tuple[Array, Array, Any, Any, Array]
 """Whether they are known, the next states, sizes, history, and whether the states are solved."""

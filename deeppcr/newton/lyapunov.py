@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.avals import like
-from deeppcr.chain import TracedChain
-from deeppcr.state import Leaves
+from deeppcr.arrays.avals import like
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.chain import TracedChain
 
 
 def growth_rate(chain: TracedChain, states: Array) -> Array:

@@ -21,7 +21,8 @@ from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import (
     check_count,
     check_tolerance,
@@ -46,9 +47,8 @@ from deeppcr.newton.guess import Guess, check_guess
 from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import Tolerance, check_atol, is_number
+from deeppcr.programs.precision import own_rounding
 from deeppcr.progress import Progress, Reporter, check_progress
-from deeppcr.rewrites.precision import own_rounding
-from deeppcr.state import Leaves
 
 OnFailure = Literal["sequential", "raise", "return"]
 

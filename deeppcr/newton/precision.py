@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.avals import of_step
-from deeppcr.chain import TracedChain
-from deeppcr.state import Leaves, StateLayout
-from deeppcr.step import trace
+from deeppcr.arrays.avals import of_step
+from deeppcr.arrays.state import Leaves, StateLayout
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import trace
 
 
 def in_float32(chain: TracedChain) -> TracedChain:

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.api import solve, vector_batch
 from deeppcr.axis import ChainSharding
-from deeppcr.chain import Chain, TracedChain, chain_length, trace_chain, with_outputs
+from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_chain, with_outputs
 from deeppcr.checks import describe
 from deeppcr.choose import AdjointOption, Method, left_to_jax
 from deeppcr.layers import Description, Repeated
 from deeppcr.layers import describe as describe_layers
 from deeppcr.layers.reading import is_sequential
+from deeppcr.lower import is_eager
 from deeppcr.newton import Newton
-from deeppcr.platforms import is_eager
 from deeppcr.sequential import Sequential
 from deeppcr.solution import Solution
 

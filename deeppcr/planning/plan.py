@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import depth
+from deeppcr.chain.step import on_no_mesh
 from deeppcr.checks import check_count, describe, unknown_keyword
 from deeppcr.choose import (
     Auto,
@@ -31,7 +32,6 @@ from deeppcr.planning.instance import Instance, Pair, gradients, instances_of, n
 from deeppcr.planning.report import Candidate, ChainPlan, Plan, baseline, digits
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
-from deeppcr.step import on_no_mesh
 from deeppcr.structure import find_structure
 from depth.analysis import analyze_jaxpr
 from depth.models import find_device

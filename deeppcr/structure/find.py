@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from deeppcr.state import StateLayout
-from deeppcr.step import Step
+from deeppcr.arrays.state import StateLayout
+from deeppcr.chain.step import Step
 from deeppcr.structure.groups import Array, Groups, filled
 from deeppcr.structure.indexing import INDEXING
 from deeppcr.structure.programs import PROGRAMS

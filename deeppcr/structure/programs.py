@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.partition import combine, floating, partition
+from deeppcr.arrays.partition import combine, floating, partition
 from deeppcr.structure.groups import Labels
 from deeppcr.structure.walk import Rule, Visit
 from depth.jaxprs import Program, bind, called, scan_parts, without_constants

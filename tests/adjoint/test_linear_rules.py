@@ -8,7 +8,7 @@ import pytest
 
 import deeppcr
 from deeppcr.adjoint import Autodiff, JacobianAdjoint, resolve_adjoint
-from deeppcr.chain import trace_chain
+from deeppcr.chain.chain import trace_chain
 from tests.problems import assert_agree, normal
 
 WEIGHT, Z0, XS = normal(0, 3, 3, scale=0.4), jnp.ones(3), normal(1, 6, 3)

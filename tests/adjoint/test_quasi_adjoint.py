@@ -10,7 +10,7 @@ import pytest
 import deeppcr
 from deeppcr import Adjoint, BlockDiagonal, Diagonal, Newton, Scalar
 from deeppcr.adjoint import resolve_adjoint
-from deeppcr.chain import trace_chain
+from deeppcr.chain.chain import trace_chain
 from deeppcr.linearize import Zero
 from tests.problems import PROBLEMS, L, assert_agree, backpropagate, normal, oracle
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deeppcr import BlockDiagonal, Diagonal
-from deeppcr.chain import trace_chain
+from deeppcr.chain.chain import trace_chain
 from deeppcr.linearize import Dense
 from tests.linearize.steps import (
     MIX,

@@ -10,7 +10,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Adjoint, BlockDiagonal, Chain, Diagonal, Newton, Result, Scalar
-from deeppcr.chain import trace_chain
+from deeppcr.chain.chain import trace_chain
 from deeppcr.linear import Diagonals
 from deeppcr.linearize import Dense, Linearization, choose_linearization
 from tests.linearize.steps import dense, elementwise, in_pairs

@@ -9,7 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Adjoint, Chain, Clipped, Diagonal, Newton, Surrogate
-from deeppcr.chain import trace_carry, with_outputs
+from deeppcr.chain.chain import trace_carry, with_outputs
 from deeppcr.linear import Diagonals, Matrices
 from tests.problems import assert_agree, normal, trajectory
 

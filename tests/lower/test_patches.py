@@ -7,7 +7,7 @@ from jax import lax
 
 import deeppcr
 from deeppcr.lower.cpu.patches import MOST, as_products, own_filters
-from deeppcr.rewrites import evaluate
+from deeppcr.programs.cut_first import evaluate
 from depth.jaxprs import Program, equations
 from depth.platforms import compiled_for
 from tests.problems import assert_agree, normal

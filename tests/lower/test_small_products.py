@@ -9,7 +9,7 @@ import pytest
 
 from deeppcr.lower.cpu.small_products import write_out
 from deeppcr.lower.gpu.short_vectors import short_vectors
-from deeppcr.rewrites import evaluate
+from deeppcr.programs.cut_first import evaluate
 from tests.problems import assert_agree, normal, rounding
 
 SIZES = {"a": 2, "b": 3, "i": 4, "j": 1, "k": 5, "l": 8}

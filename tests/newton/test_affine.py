@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deeppcr import Chain, Newton
-from deeppcr.chain import trace_chain
+from deeppcr.chain.chain import trace_chain
 from tests.problems import assert_agree, normal, solve, trajectory, trips
 
 LENGTH, WIDTH = 40, 4

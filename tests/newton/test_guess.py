@@ -9,7 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Chain, Coarse, Newton, Result
-from deeppcr.chain import trace_carry, with_outputs
+from deeppcr.chain.chain import trace_carry, with_outputs
 from tests.newton.chain import CHAIN, Z0
 from tests.problems import (
     L,

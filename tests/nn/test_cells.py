@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import deeppcr
-from deeppcr.chain import trace_chain
+from deeppcr.chain.chain import trace_chain
 from deeppcr.linearize import choose_linearization
 from tests.problems import normal, trips
 

@@ -7,7 +7,7 @@ import pytest
 import deeppcr
 from deeppcr.choose import Choice
 
-PROBLEM = importlib.import_module("deeppcr.problem")
+PROBLEM = importlib.import_module("deeppcr.solving.problem")
 
 
 @pytest.fixture

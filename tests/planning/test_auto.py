@@ -10,7 +10,7 @@ import deeppcr
 from tests.planning.chains import CHAINS
 from tests.problems import assert_agree, normal
 
-auto = importlib.import_module("deeppcr.problem")
+auto = importlib.import_module("deeppcr.solving.problem")
 
 
 def everything(scan, step, z0, xs, without=()):

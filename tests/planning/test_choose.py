@@ -12,10 +12,10 @@ import pytest
 import deeppcr
 from deeppcr import Newton, Sequential
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
-from deeppcr.chain import trace_chain
+from deeppcr.chain.chain import trace_chain
 from deeppcr.choose import choose_adjoint, choose_method
+from deeppcr.lower.platforms import compiled_for
 from deeppcr.newton.convergence import USUAL
-from deeppcr.platforms import compiled_for
 from experiments.models import zoo
 from tests.planning.chains import elementwise
 from tests.problems import normal

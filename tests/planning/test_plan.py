@@ -11,9 +11,9 @@ import pytest
 import deeppcr
 import depth
 from deeppcr import BlockDiagonal, Chain, Newton
+from deeppcr.lower.platforms import compiled_for
 from deeppcr.planning.instance import instances_of
 from deeppcr.planning.report import COLUMNS, baseline
-from deeppcr.platforms import compiled_for
 from tests.planning.chains import CHAINS, L, elementwise, like
 from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle, solve, trajectory
 

@@ -8,11 +8,11 @@ import pytest
 
 import deeppcr
 from deeppcr.choose import Choice, choose_adjoint
-from deeppcr.platforms import by_platform, differing, platforms
+from deeppcr.lower.platforms import by_platform, differing, platforms
 from tests.planning.chains import CHAINS
 from tests.problems import assert_agree
 
-auto = importlib.import_module("deeppcr.problem")
+auto = importlib.import_module("deeppcr.solving.problem")
 CHAIN, Z0 = CHAINS["elementwise"]
 LOOP = "stablehlo.while"
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from deeppcr.rewrites.cut_first import apply
+from deeppcr.programs.cut_first import apply
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
 

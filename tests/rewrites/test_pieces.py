@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.rewrites import join, split, stack
+from deeppcr.lower.cpu.pieces import join, split, stack
 from tests.problems import assert_agree, normal
 
 ROWS = [normal(i, 2 if i % 2 else 1, 3) for i in range(4)]

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.state import StateLayout
-from deeppcr.step import trace
+from deeppcr.arrays.state import StateLayout
+from deeppcr.chain.step import trace
 from deeppcr.structure import find_structure
 from deeppcr.structure.find import connect
 

@@ -7,6 +7,7 @@ says what XLA does, the gain, and the version of jax. What it is not for, it ret
 from collections.abc import Callable
 from functools import partial
 
+from deeppcr.arrays.state import Leaves
 from deeppcr.lower.at_once import each_p, rewritten_by
 from deeppcr.lower.cpu.chunked import run_in_chunks
 from deeppcr.lower.cpu.factors_first import factors_first
@@ -16,7 +17,6 @@ from deeppcr.lower.cpu.one_function import one_function
 from deeppcr.lower.cpu.small_products import small_products
 from deeppcr.lower.cpu.stack_equal import results_stacked
 from deeppcr.lower.in_order import Loop, Operands, loop_p, lowered_by
-from deeppcr.state import Leaves
 
 Rule = Callable[[Loop, Operands], tuple[Loop, Operands]]
 FIRST: tuple[Rule, ...] = (factors_first, inputs_first)

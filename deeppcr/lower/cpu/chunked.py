@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.arrays.state import Leaves
 from deeppcr.lower.in_order import Loop, Operands
-from deeppcr.state import Leaves
 
 
 def run_in_chunks(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from deeppcr.arrays.state import Leaves, float32_or_better
 from deeppcr.lower.in_order import Loop, Operands
-from deeppcr.state import Leaves, float32_or_better
 from depth.jaxprs import Program, bind, called, entered, interpret, is_literal
 from depth.primitives import primitive
 

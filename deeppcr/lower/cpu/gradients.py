@@ -20,8 +20,8 @@ from typing import Any
 from jax import Array, lax
 
 from deeppcr.lower.cpu.swapped import is_transpose, swapped
-from deeppcr.rewrites.cut_first import evaluate
-from deeppcr.rewrites.terms import is_real_product, term_by_term
+from deeppcr.programs.cut_first import evaluate
+from deeppcr.programs.terms import is_real_product, term_by_term
 from depth.counts import contracted, matrices, size
 from depth.jaxprs import entered, rewritten
 

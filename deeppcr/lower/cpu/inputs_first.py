@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 
-from deeppcr.effects import is_of_threefry
+from deeppcr.arrays.state import Leaves
 from deeppcr.lower.chunks import even_chunk, steps_in_cache
 from deeppcr.lower.cpu.patches import as_products, own_filters
 from deeppcr.lower.cpu.small_products import is_small_product
 from deeppcr.lower.in_order import Loop, Operands
-from deeppcr.rewrites.cut_first import CUTS, apply, evaluate
-from deeppcr.state import Leaves
+from deeppcr.programs.cut_first import CUTS, apply, evaluate
+from deeppcr.programs.effects import is_of_threefry
 from depth.counts import contracted, nbytes, size
 from depth.jaxprs import Program, called, has_side_effects, is_literal, needed
 from depth.primitives import primitive

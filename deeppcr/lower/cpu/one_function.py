@@ -20,12 +20,12 @@ from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import mlir
 
-from deeppcr.calls import Call
+from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu.stack_equal import stacked
 from deeppcr.lower.cpu.vector_products import is_small, multiplications, parts, product
 from deeppcr.lower.in_order import Loop, Operands
-from deeppcr.rewrites.terms import is_real_product
-from deeppcr.state import Leaves
+from deeppcr.programs.calls import Call
+from deeppcr.programs.terms import is_real_product
 from depth.counts import convolved, size
 from depth.jaxprs import bind, called, equations, interpret, moved_by, run
 from depth.primitives import primitive

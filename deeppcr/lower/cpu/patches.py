@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.lower.targets import target
-from deeppcr.rewrites.cut_first import apply
+from deeppcr.programs.cut_first import apply
 from depth.jaxprs import Program, Replacement, called, equations, interpret, rewritten
 from depth.primitives import primitive
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from jax import Array, lax
 
+from deeppcr.arrays.state import Leaves, float32_or_better
 from deeppcr.lower.cpu.materialised import materialised, unknown_one
 from deeppcr.lower.in_order import Loop, Operands
-from deeppcr.rewrites.cut_first import apply, evaluate
-from deeppcr.rewrites.terms import is_real_product
-from deeppcr.state import Leaves, float32_or_better
+from deeppcr.programs.cut_first import apply, evaluate
+from deeppcr.programs.terms import is_real_product
 from depth.counts import contracted
 from depth.jaxprs import moved_by, rewritten
 
@@ -32,7 +32,7 @@ ROW, VECTOR, MOST_SCALAR = 16, 8, 640
 
 
 def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
-    """The rule; slices come first, too: see `deeppcr.rewrites.cut_first`.
+    """The rule; slices come first, too: see `deeppcr.programs.cut_first`.
 
     In the loops of derivatives, whose products have operands that are computed just before, these
     are computed once: see `materialised`.

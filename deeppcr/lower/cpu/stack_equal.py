@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.arrays.state import Leaves
 from deeppcr.lower.in_order import Loop, Operands
-from deeppcr.state import Leaves
 from depth.jaxprs import bind, interpret
 
 MOST = 256  # entries of an array that is put into another

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.rewrites.terms import is_real_product, term_by_term
+from deeppcr.programs.terms import is_real_product, term_by_term
 from depth.counts import contracted, matrices, size
 from depth.jaxprs import bind
 

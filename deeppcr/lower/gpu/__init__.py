@@ -6,7 +6,7 @@ from deeppcr.lower.at_once import each_p, rewritten_by
 from deeppcr.lower.gpu.short_vectors import short_vectors
 from deeppcr.lower.gpu.written_apart import written_apart
 from deeppcr.lower.in_order import loop_p, lowered_by
-from deeppcr.platforms import GPUS
+from deeppcr.lower.platforms import GPUS
 
 for name in GPUS:
     loop_p.register(name, partial(lowered_by, written_apart))

@@ -7,8 +7,8 @@ out, the product is part of the kernel that follows (jax 0.10.2, compiled for an
 from collections.abc import Sequence
 from typing import Any
 
-from deeppcr.rewrites.cut_first import apply
-from deeppcr.rewrites.terms import is_real_product, term_by_term
+from deeppcr.programs.cut_first import apply
+from deeppcr.programs.terms import is_real_product, term_by_term
 from depth.counts import contracted, matrices
 from depth.jaxprs import rewritten
 

@@ -12,8 +12,8 @@ in a loop that returns its last state alone.
 
 from jax import lax
 
+from deeppcr.arrays.state import Leaves
 from deeppcr.lower.in_order import Loop, Operands
-from deeppcr.state import Leaves
 from depth.jaxprs import bind, interpret
 
 

@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
-from deeppcr.avals import like
-from deeppcr.calls import Call
-from deeppcr.partition import combine
-from deeppcr.state import Leaves, add
+from deeppcr.arrays.avals import like
+from deeppcr.arrays.partition import combine
+from deeppcr.arrays.state import Leaves, add
+from deeppcr.programs.calls import Call
 from depth.counts import named_axes
 from depth.jaxprs import equations, without_constants
 

@@ -13,8 +13,11 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.adjoint import Adjoint, AdjointSolver, Autodiff, resolve_adjoint
+from deeppcr.arrays.state import Leaves
 from deeppcr.axis import ChainSharding
-from deeppcr.chain import TracedChain
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.examples import OF_RUN, Axes, at_front, chain_of_examples
+from deeppcr.chain.step import Step
 from deeppcr.choose import (
     AdjointOption,
     Auto,
@@ -23,7 +26,6 @@ from deeppcr.choose import (
     choose_adjoint,
     choose_method,
 )
-from deeppcr.examples import OF_RUN, Axes, at_front, chain_of_examples
 from deeppcr.linearize import (
     BlockDiagonal,
     Dense,
@@ -35,14 +37,12 @@ from deeppcr.linearize import (
     find_linearization,
     memory_budget,
 )
+from deeppcr.lower import DEFAULT, by_platform, differing, platforms
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
-from deeppcr.platforms import DEFAULT, by_platform, differing, platforms
 from deeppcr.sharding import on_shards
 from deeppcr.solution import Run
-from deeppcr.state import Leaves
-from deeppcr.step import Step
 from depth.jaxprs import Program
 
 

@@ -18,18 +18,17 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.adjoint import Adjoint
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.eager import compiled_once
 from deeppcr.checks import describe
 from deeppcr.choose import MethodOption
-from deeppcr.eager import compiled_once
-from deeppcr.lower import scan_in_chunks
+from deeppcr.lower import is_eager, scan_in_chunks
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import is_number
-from deeppcr.platforms import is_eager
 from deeppcr.sequential import Sequential
 from deeppcr.solution import Run, Stats
-from deeppcr.state import Leaves
 
 Solve = Callable[[TracedChain, MethodOption, Adjoint], Run]
 

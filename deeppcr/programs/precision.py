@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import linear_util
 
-from deeppcr.rewrites.retrace import converted
+from deeppcr.programs.retrace import converted
 from depth.jaxprs import HoldsProgram, Program, equations
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})

@@ -14,10 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.affine import is_affine
-from deeppcr.avals import abstract, varying_axes
+from deeppcr.arrays.avals import abstract, varying_axes
+from deeppcr.arrays.state import Leaves
 from deeppcr.checks import describe, leaves_as_arrays
-from deeppcr.effects import (
+from deeppcr.lower import as_products, own_filters
+from deeppcr.programs.affine import is_affine
+from deeppcr.programs.cut_first import Order, evaluate
+from deeppcr.programs.effects import (
     couples_devices,
     has_custom_vjp,
     has_users_rule,
@@ -25,11 +28,8 @@ from deeppcr.effects import (
     why_forwards_only,
     why_not_differentiable,
 )
-from deeppcr.lower import as_products, own_filters
-from deeppcr.rewrites.cut_first import Order, evaluate
-from deeppcr.rewrites.precision import in_full_precision
-from deeppcr.rewrites.retrace import varying_alike
-from deeppcr.state import Leaves
+from deeppcr.programs.precision import in_full_precision
+from deeppcr.programs.retrace import varying_alike
 from depth.jaxprs import Program, Replacement, bind, interpret, is_literal, is_reference, vary
 
 
@@ -77,7 +77,7 @@ class Step:
         derivative: the step whose derivatives are those of this one; None for itself.
         has_custom_vjp: whether it calls a `jax.custom_vjp`, which has reverse mode only. Its rule
             need not even be linear in its cotangents (clipped gradients).
-        example: the step of one example, if this one is its `jax.vmap`; see `deeppcr.examples`.
+        example: the step of one example, if this one is its `jax.vmap`: see `examples.py`.
     """
 
     jaxpr: Program

@@ -10,7 +10,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from deeppcr.partition import combine
+from deeppcr.arrays.partition import combine
 from depth.jaxprs import without_constants
 
 

@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from deeppcr.calls import Call
+from deeppcr.programs.calls import Call
 
 Sizes = tuple[int, ...]  # of the pieces
 

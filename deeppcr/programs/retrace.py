@@ -19,7 +19,7 @@ import jax
 from jax.extend import linear_util
 from jax.extend.core import Literal
 
-from deeppcr.avals import abstract
+from deeppcr.arrays.avals import abstract
 from depth.jaxprs import Program, bind, interpret, is_literal, vary, without_constants
 
 SHARDINGS = ("sharding", "out_sharding")

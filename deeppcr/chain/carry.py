@@ -22,12 +22,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.avals import abstract, like
-from deeppcr.eager import compiled_once
-from deeppcr.platforms import is_eager
-from deeppcr.rewrites.cut_first import evaluate
-from deeppcr.state import Leaves
-from deeppcr.step import Extended, Step, is_weak, with_weak_type
+from deeppcr.arrays.avals import abstract, like
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.eager import compiled_once
+from deeppcr.chain.step import Extended, Step, is_weak, with_weak_type
+from deeppcr.lower import is_eager
+from deeppcr.programs.cut_first import evaluate
 from depth.dependence import dependence
 
 Kind = Literal["state", "complex", "fixed", "driven", "coupled"]

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.state import float32_or_better
+from deeppcr.arrays.state import float32_or_better
 from depth.counts import contracted
 from depth.jaxprs import is_literal
 

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.eager import compiled_once
-from deeppcr.platforms import is_eager
-from deeppcr.state import Leaves
-from deeppcr.step import Step, extended
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.eager import compiled_once
+from deeppcr.chain.step import Step, extended
+from deeppcr.lower import is_eager
 from depth.counts import named_axes, nbytes
 from depth.jaxprs import (
     Program,

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.avals import abstract, of_step
-from deeppcr.chain import TracedChain
+from deeppcr.arrays.avals import abstract, of_step
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step, on_no_mesh
 from deeppcr.solution import Run
-from deeppcr.state import Leaves
-from deeppcr.step import Step, on_no_mesh
 from depth.jaxprs import Program
 
 Axes = Sequence[int | None]

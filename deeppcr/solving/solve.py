@@ -9,17 +9,17 @@ from typing import Any
 
 import jax
 
-from deeppcr._checkpoint import solve_in_segments
 from deeppcr.adjoint import Adjoint
 from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
-from deeppcr.chain import TracedChain
+from deeppcr.chain.chain import TracedChain
 from deeppcr.choose import AdjointOption, MethodOption
 from deeppcr.newton import Newton
-from deeppcr.primitive import bind_problem
-from deeppcr.problem import Problem
 from deeppcr.progress import report_end
 from deeppcr.sharding import lengthened, shardings_of, shortened, without_shardings
 from deeppcr.solution import NotConverged, Result, Run, last_of
+from deeppcr.solving.checkpoint import solve_in_segments
+from deeppcr.solving.primitive import bind_problem
+from deeppcr.solving.problem import Problem
 
 
 def solve_chain(

@@ -21,16 +21,16 @@ from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint import pushes
 from deeppcr.adjoint.custom_vjp import differentiated
-from deeppcr.avals import like
-from deeppcr.calls import Call, without_unused
-from deeppcr.chain import TracedChain
-from deeppcr.eager import compiled_once, program_key
-from deeppcr.examples import differing
-from deeppcr.linear_map import communicates
-from deeppcr.platforms import by_platform, is_eager, platforms
-from deeppcr.problem import Problem, converted_structure, solution_of, step_of
-from deeppcr.signature import Signed
+from deeppcr.arrays.avals import like
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.eager import compiled_once, program_key
+from deeppcr.chain.examples import differing
+from deeppcr.chain.signature import Signed
+from deeppcr.linear.linear_map import communicates
+from deeppcr.lower import by_platform, is_eager, platforms
+from deeppcr.programs.calls import Call, without_unused
 from deeppcr.solution import Run
+from deeppcr.solving.problem import Problem, converted_structure, solution_of, step_of
 from depth.jaxprs import HoldsProgram, Program
 
 solve = jax.custom_jvp(solution_of)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.sharding import AxisType, NamedSharding
 
-from deeppcr.avals import abstract, varying_axes
-from deeppcr.partition import combine, floating, partition
+from deeppcr.arrays.avals import abstract, varying_axes
+from deeppcr.arrays.partition import combine, floating, partition
 from depth.counts import named_axes
 from depth.jaxprs import (
     bind,

@@ -17,22 +17,22 @@ import numpy as np
 from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.avals import of_step, on_one_device, varying_axes
+from deeppcr.arrays.avals import of_step, on_one_device, varying_axes
+from deeppcr.arrays.state import Leaves, StateLayout, check_batch
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding, explicit_mesh
-from deeppcr.carry import Carry
+from deeppcr.chain.carry import Carry
+from deeppcr.chain.drawn import drawn_first
+from deeppcr.chain.step import Extended, Step, trace
 from deeppcr.checks import describe, leaves_as_arrays
-from deeppcr.drawn import drawn_first
-from deeppcr.effects import (
+from deeppcr.layers import repeated
+from deeppcr.lower import each
+from deeppcr.programs.effects import (
     couples_devices,
     drawn_alone,
     named_shardings,
     without_steps,
     without_vmap,
 )
-from deeppcr.layers import repeated
-from deeppcr.lower import each
-from deeppcr.state import Leaves, StateLayout, check_batch
-from deeppcr.step import Extended, Step, trace
 from depth.jaxprs import vary
 
 Adapt = Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], tuple[Any, Any]]]

@@ -1,0 +1,1 @@
+"""Programs as data: what they contain, and equal programs with another form."""
