@@ -49,7 +49,12 @@ def plus_itself(g, a, b, c):
     return (g + g * a) * (1 - a) + g, g + g
 
 
-PROGRAMS = [chained, negated, used_again, of_two_values, in_a_call, plus_itself]
+def values_beside_tangents(g, a, b, c):
+    values, g = jax.lax.fori_loop(0, 2, lambda _, both: (both[0] * b, both[1] * both[0]), (a, g))
+    return g * values
+
+
+PROGRAMS = [values_beside_tangents, chained, negated, used_again, of_two_values, in_a_call, plus_itself]
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)

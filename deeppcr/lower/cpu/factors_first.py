@@ -163,6 +163,8 @@ def _sum(name: str, operands: list[Any], again: list[bool], exponents: list[floa
     alone would be two arrays, not one. ``exponents``: of the operands.
     """
     match name, operands:
+        case "mul", [Sum(), Sum()]:  # one is of an inner loop, of values and their tangents
+            return None
         case "mul", [Sum() as x, fixed] | [fixed, Sum() as x]:
             exponent = min(exponents)  # what the program is linear in has `UNKNOWN`
             if (
