@@ -11,7 +11,7 @@ from jax import lax
 import deeppcr
 from deeppcr import Adjoint, Chain, Newton, Result
 from deeppcr.loops import FALLBACK, ahead, steps_from
-from deeppcr.lower.platforms import compiled_for, platform, platforms
+from deeppcr.lower.variants import compiled_for, platform, platforms
 from tests.problems import L, assert_agree, normal, rounding, trajectory
 
 WIDTH = 12  # wider than what is unrolled on a CPU

@@ -6,7 +6,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Newton
-from deeppcr.lower.platforms import compiled_for
+from deeppcr.lower.variants import compiled_for
 from experiments.bench.programs import captured
 from experiments.kernels.launches import read
 from tests.targets import target_or_skip

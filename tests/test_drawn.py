@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr import drawn
+from deeppcr.chain import drawn
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
 

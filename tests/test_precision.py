@@ -17,7 +17,7 @@ from jax import lax
 
 import deeppcr
 from deeppcr import Adjoint, Anderson, Chain, Coarse, Newton, Result, TrustRegion
-from deeppcr.lower.platforms import compiled_for
+from deeppcr.lower.variants import compiled_for
 from tests.problems import normal
 
 N, L = 20, 24

@@ -59,7 +59,7 @@ class LinearMap:
         return dataclasses.replace(self, **functions)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class _Role:
     """The map of an equation or its transpose, and the structures of its operand and its result."""
 
@@ -68,6 +68,9 @@ class _Role:
     known: int
     x: Any
     y: Any
+
+    def __repr__(self) -> str:
+        return "transposed" if self.is_transposed else "direct"
 
     def changes(self, along: Callable[..., Any], x: Any, y: Any) -> tuple[Any, Any]:
         """What derivatives in ``known`` add to the operand, and to the result.

@@ -7,7 +7,7 @@ once are `each`. How they run is decided when jax lowers them, by the platform t
     at_once.py         `each`
     chunks.py          steps whose arrays stay in a cache
     targets.py         the few facts of a device that programs above depend on
-    platforms.py       programs with variants for several platforms
+    variants.py        programs with variants for several platforms
     compiler.py        options for XLA, for users
     cpu/               an ordered list of rules
     gpu/               XLA's loop, with what its compiler for GPUs needs
@@ -20,7 +20,8 @@ from deeppcr.lower.compiler import compiler_options
 from deeppcr.lower.cpu.patches import as_products, own_filters
 from deeppcr.lower.cpu.pieces import join, split, stack
 from deeppcr.lower.in_order import loop
-from deeppcr.lower.platforms import (
+from deeppcr.lower.targets import target
+from deeppcr.lower.variants import (
     DEFAULT,
     by_platform,
     compiled_for,
@@ -29,7 +30,6 @@ from deeppcr.lower.platforms import (
     platform,
     platforms,
 )
-from deeppcr.lower.targets import target
 
 __all__ = [
     "DEFAULT",

@@ -10,7 +10,7 @@ References:
 """
 
 from deeppcr.checks import describe, did_you_mean
-from deeppcr.lower.platforms import platform as default_platform
+from deeppcr.lower.variants import platform as default_platform
 
 Option = bool | int | str
 # Those of XLA by default, and loops and branches; also where fewer than five kernels follow. And

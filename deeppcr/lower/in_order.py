@@ -9,7 +9,9 @@ from jax import lax
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
+from deeppcr.lower.gpu.written_apart import written_apart
 from deeppcr.lower.primitive import Lowered
+from deeppcr.lower.targets import target
 from depth.jaxprs import Program, bind, entered, interpret, is_literal, scan_parts
 
 
@@ -26,6 +28,7 @@ def loop(
 
     ``linear``: whether the next carry is linear in the carry, as in the loop of a derivative.
     """
+    body = written_apart(body) if unroll > 1 and target().waits else body
     scan = partial(lax.scan, body, length=length, reverse=reverse, unroll=unroll)
     # `closed` is of a new function each time, so that jax caches nothing for it.
     closed, shapes = jax.make_jaxpr(partial(scan), return_shape=True)(carry, xs)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from deeppcr.lower.platforms import GPUS, platforms
+from deeppcr.lower.variants import GPUS, platforms
 
 
 class Target(NamedTuple):

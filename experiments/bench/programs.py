@@ -16,7 +16,7 @@ from jax import lax
 
 import deeppcr
 from deeppcr.fused import CannotFuse
-from deeppcr.lower.platforms import platform
+from deeppcr.lower.variants import platform
 from experiments.bench.engine import Variant
 
 SCAN = "lax.scan"

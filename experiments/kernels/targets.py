@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import topologies
 
 import deeppcr
-from deeppcr.lower.platforms import compiled_for
+from deeppcr.lower.variants import compiled_for
 from experiments.bench.costs import is_fallback
 from experiments.bench.table import Row
 from experiments.kernels import cycles, launches

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 import deeppcr
 import depth
-from deeppcr.lower.platforms import compiled_for
+from deeppcr.lower.variants import compiled_for
 from tests.problems import assert_agree, rounding
 
 

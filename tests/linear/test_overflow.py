@@ -23,7 +23,7 @@ from deeppcr.linear import (
     find_solver,
 )
 from deeppcr.loops import REPAIR
-from deeppcr.lower.platforms import compiled_for
+from deeppcr.lower.variants import compiled_for
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem
 from tests.problems import assert_agree, on_a_cpu, pairs
 

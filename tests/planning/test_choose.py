@@ -14,7 +14,7 @@ from deeppcr import Newton, Sequential
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.chain.chain import trace_chain
 from deeppcr.choose import choose_adjoint, choose_method
-from deeppcr.lower.platforms import compiled_for
+from deeppcr.lower.variants import compiled_for
 from deeppcr.newton.convergence import USUAL
 from experiments.models import zoo
 from tests.planning.chains import elementwise

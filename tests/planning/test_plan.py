@@ -11,7 +11,7 @@ import pytest
 import deeppcr
 import depth
 from deeppcr import BlockDiagonal, Chain, Newton
-from deeppcr.lower.platforms import compiled_for
+from deeppcr.lower.variants import compiled_for
 from deeppcr.planning.instance import instances_of
 from deeppcr.planning.report import COLUMNS, baseline
 from tests.planning.chains import CHAINS, L, elementwise, like

@@ -8,7 +8,7 @@ import pytest
 
 import deeppcr
 from deeppcr.choose import Choice, choose_adjoint
-from deeppcr.lower.platforms import by_platform, differing, platforms
+from deeppcr.lower.variants import by_platform, differing, platforms
 from tests.planning.chains import CHAINS
 from tests.problems import assert_agree
 

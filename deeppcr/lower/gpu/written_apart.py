@@ -10,22 +10,17 @@ in a loop that returns its last state alone.
 # jax 0.10.2, compiled for an H200, 16 layers of 4 tanh units in a trip: at most 2 steps in a kernel
 # for 15 of them; 16 steps of a GRU of 1 unit, which joins no entries, stay one kernel.
 
+from collections.abc import Callable
+from typing import Any
+
 from jax import lax
 
-from deeppcr.arrays.state import Leaves
-from deeppcr.lower.in_order import Loop, Operands
-from depth.jaxprs import bind, interpret
 
+def written_apart(body: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], Any]:
+    """The body of a scan, whose results are written by kernels that do not compute them."""
 
-def written_apart(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
-    """The results of a loop, which are written by kernels that do not compute them."""
-    if loop.unroll == 1:
-        return loop.scan(operands)
+    def apart(carry: Any, x: Any) -> tuple[Any, Any]:
+        carry, results = body(carry, x)
+        return carry, lax.optimization_barrier(results)
 
-    def step(constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
-        known = loop.known(constants, carry, x)
-        found = interpret(loop.program, known, loop.program.outvars, bind)
-        return [*found[: loop.states], *lax.optimization_barrier(found[loop.states :])]
-
-    loop, operands = loop.retraced(operands, step)
-    return loop.scan(operands)
+    return apart
