@@ -9,20 +9,19 @@ followed through the program, and one example is evaluated. That is right only i
 all examples alike and mixes none; otherwise it is refused.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from deeppcr.fused.operations import Apply, CannotFuse, Operation, convert, multiplied, operation
+from deeppcr.fused.operations import Apply, CannotFuse, Operation, convert, operation
 from depth.jaxprs import Program, called, interpret
 from depth.primitives import primitive
 
-CHAINS = 4  # sums that a sum of products is split into, so that each step waits for fewer others
+CHAINS = 4  # sums that wait for nothing but themselves: a thread adds to another one meanwhile
 
 
 class Entries(NamedTuple):
@@ -93,10 +92,9 @@ def _results(
         return _branches(equation, operands, apply)
     if name == "dot_general":
         return [_product(equation, operands, apply)]
-    if kind == "reduction" and (function := REDUCTIONS.get(name)):
-        return [_reduced(equation, operands[0], partial(apply, function))]
-    if kind == "cumulative" and (function := CUMULATIVE.get(name)):
-        return [_accumulated(equation, operands[0], partial(apply, function))]
+    if kind in ("reduction", "cumulative"):
+        combine = partial(apply, _between_two(name, equation.outvars[0].aval.dtype))
+        return [(_reduced if kind == "reduction" else _accumulated)(equation, operands[0], combine)]
     if name == "dynamic_slice":
         return _moved(equation, operands[:1], partial(_cut, operands[1:]))
     if kind == "move" and (rule := primitive(equation).numpy):
@@ -104,8 +102,8 @@ def _results(
     if name == "iota" and (rule := primitive(equation).numpy):
         counts = rule(equation, [])[0].astype(equation.outvars[0].aval.dtype)
         return [_constant(counts, batches)]
-    if kind == "elementwise" and (each := operation(equation)) is not None:
-        return [_elementwise(equation.outvars[0], operands, partial(apply, each))]
+    if kind == "elementwise":
+        return [_elementwise(equation.outvars[0], operands, partial(apply, _operation(equation)))]
     raise CannotFuse(f"{name} has no counterpart in a kernel")
 
 
@@ -181,33 +179,29 @@ def _elementwise(
     return Entries(np.broadcast_to(found, _shape(out, examples)), examples)
 
 
+def _operation(equation: Any) -> Operation:
+    """The operation of an elementwise equation."""
+    count, operand = len(equation.invars), equation.invars[-1].aval.dtype
+    result, power = equation.outvars[0].aval.dtype, equation.params.get("y", 1)
+    return operation(equation.primitive.name, operand, result, count, power)
+
+
+def _between_two(name: str, dtype: Any) -> Operation:
+    """The operation of two entries that a primitive like ``reduce_sum`` or ``cumsum`` repeats."""
+    own = name.removeprefix("reduce_").removeprefix("cum")
+    return operation({"sum": "add", "prod": "mul"}.get(own, own), dtype, dtype)
+
+
 def _branches(equation: Any, operands: list[Entries], apply: Apply) -> list[Entries]:
     """All branches are evaluated, as under `jax.vmap`."""
     which, *rest = operands
-    batches = len(which.examples)
-    results = [_called(inner, rest, apply, batches) for inner in equation.params["branches"]]
-    selects = partial(apply, Operation(lax.select_n))
-    if len(results) == 2:
-        second = partial(apply, Operation(lambda index: index != jnp.zeros((), index.dtype)))
-        which = _elementwise(equation.invars[0], [which], second)
-    outs = zip(equation.outvars, *results, strict=True)
-    return [_elementwise(out, [which, *cases], selects) for out, *cases in outs]
-
-
-REDUCTIONS: dict[str, Operation] = {
-    "reduce_sum": Operation(lax.add),
-    "reduce_prod": Operation(lax.mul),
-    "reduce_max": Operation(lax.max),
-    "reduce_min": Operation(lax.min),
-    "reduce_and": Operation(lax.bitwise_and),
-    "reduce_or": Operation(lax.bitwise_or),
-}
-CUMULATIVE: dict[str, Operation] = {
-    "cumsum": Operation(lax.add),
-    "cumprod": Operation(lax.mul),
-    "cummax": Operation(lax.max),
-    "cummin": Operation(lax.min),
-}
+    programs = equation.params["branches"]
+    results = [_called(inner, rest, apply, len(which.examples)) for inner in programs]
+    found = []
+    for out, *cases in zip(equation.outvars, *results, strict=True):
+        select = operation("select_n", out.aval.dtype, out.aval.dtype, len(cases) + 1)
+        found.append(_elementwise(out, [which, *cases], partial(apply, select)))
+    return found
 
 
 def _reduced(equation: Any, operand: Entries, call: Callable[[Sequence[Any]], Any]) -> Entries:
@@ -260,27 +254,25 @@ def _product(equation: Any, operands: list[Entries], apply: Apply) -> Entries:
         examples = tuple(None if axis is None else place[axis] for axis in each.examples)
         arranged.append(Entries(np.expand_dims(table, ones), examples))
     (left, right), examples = _together(arranged, out.aval.ndim + 1)
-    found = np.empty(_shape(out, examples), object)
-    left, right = (np.broadcast_to(x, (*found.shape, x.shape[-1])) for x in (left, right))
-    for index in np.ndindex(found.shape):
-        found[index] = _sum_of_products(
-            apply, out.aval.dtype, *map(list, (left[index], right[index]))
-        )
-    return Entries(found, examples)
-
-
-def _sum_of_products(apply: Apply, dtype: Any, a: Sequence[Any], b: Sequence[Any]) -> Any:
-    """``sum_k a_k b_k`` in at most `CHAINS` chains of multiplications with addition."""
-    if not len(a):
+    shape, terms = _shape(out, examples), left.shape[-1]
+    if not terms:
         raise CannotFuse("a product has no terms")
-    multiply, add = multiplied(dtype), Operation(lax.add)
-    chains: list[Any] = [None] * min(CHAINS, len(a))
-    for k, pair in enumerate(zip(a, b, strict=True)):
-        term = apply(multiply, pair)
-        last = chains[k % CHAINS]
-        chains[k % CHAINS] = term if last is None else apply(add, [last, term])
-    total = reduce(lambda x, y: apply(add, [x, y]), chains)
-    return apply(convert(dtype), [total])
+    left, right = (np.broadcast_to(x, (*shape, terms)) for x in (left, right))
+    dtype = out.aval.dtype
+    working = dtype if np.issubdtype(dtype, np.integer) else np.dtype(np.float32)
+    multiply, add = (operation(name, working, working) for name in ("mul", "add"))
+    chains = min(-(-CHAINS // math.prod(shape)), terms)
+    sums = np.empty((chains, *shape), object)
+    for k in range(terms):  # of all sums, as their terms are neighbours in memory
+        for index in np.ndindex(shape):
+            to = (k % chains, *index)
+            term = apply(multiply, [left[(*index, k)], right[(*index, k)]])
+            sums[to] = term if k < chains else apply(add, [sums[to], term])
+    found = np.empty(shape, object)
+    for index in np.ndindex(shape):
+        total = reduce(lambda x, y: apply(add, [x, y]), sums[(slice(None), *index)])
+        found[index] = apply(convert(working, dtype), [total])
+    return Entries(found, examples)
 
 
 # -- moves ----------------------------------------------------------------------------------------

@@ -1,36 +1,79 @@
-"""The operations of a kernel on single entries.
+"""The operations of a kernel on single entries, as expressions of C.
 
-They are composed of what kernels of Pallas compute natively on all GPUs and versions of jax. 16-bit
-numbers are computed in float32, and rounded after each operation, as XLA does.
+16-bit numbers are computed in float32, and rounded after each operation, as XLA does.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import cache
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from deeppcr.arrays.state import float32_or_better
-from depth.primitives import primitive
+from depth.primitives import PRIMITIVES
 
 # Instructions of an exponential function and the like: as compiled for an H200, where those of the
 # special function unit count as eight, at an eighth of the rate.
-WAITS, INSTRUCTIONS = 16, 28
+COSTLY = 16, 28  # those that wait for each other, and all
+
+
+class CannotFuse(ValueError):
+    """A kernel cannot evaluate a program; the message says why."""
+
+
+class Type(NamedTuple):
+    """How C holds numbers of a dtype.
+
+    Attributes:
+        memory: the type of an array of them.
+        register: the type of a variable.
+        load: an expression of a variable, by what the array has.
+        store: the inverse.
+    """
+
+    memory: str
+    register: str
+    load: str = "{}"
+    store: str = "{}"
+
+
+TYPES = {
+    "bool": Type("bool", "bool"),
+    "float64": Type("double", "double"),  # is read, compared and rounded, not computed
+    "float32": Type("float", "float"),
+    "bfloat16": Type("unsigned short", "float", "from_bfloat16({})", "to_bfloat16({})"),
+    "float16": Type("unsigned short", "float", "from_float16({})", "to_float16({})"),
+} | {
+    f"{prefix}int{bits}": Type(name, name)
+    for bits, word in ((8, "char"), (16, "short"), (32, "int"), (64, "long long"))
+    for prefix, name in (("", f"signed {word}"), ("u", f"unsigned {word}"))
+}
+
+
+def type_of(dtype: Any) -> Type:
+    """How C holds numbers of a dtype.
+
+    Raises:
+        CannotFuse: it does not.
+    """
+    if str(dtype) not in TYPES:
+        raise CannotFuse(f"a kernel does not compute in {dtype}")
+    return TYPES[str(dtype)]
 
 
 class Operation(NamedTuple):
     """A function of entries.
 
     Attributes:
-        function: of scalars, or of arrays of one shape.
+        text: an expression of C, with ``{0}``, ``{1}`` and so on in place of the operands.
+        dtype: of the result.
         latency: the number of instructions in it that wait for each other.
         instructions: of a thread.
     """
 
-    function: Callable[..., Any]
+    text: str
+    dtype: Any
     latency: int = 1
     instructions: int = 1
 
@@ -38,153 +81,145 @@ class Operation(NamedTuple):
 Apply = Callable[[Operation, Sequence[Any]], Any]
 """``(operation, entries) -> entry``."""
 
-NATIVE = {
-    *("abs", "add", "and", "atan2", "cos", "div", "eq", "exp", "exp2", "ge", "gt", "integer_pow"),
-    *("le", "log", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "rem", "rsqrt"),
-    *("select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin"),
-    *("square", "sub", "tanh", "xor"),
-}
+
+def _table(text: str) -> dict[str, str]:
+    """Operations of the lines of a text, ``name: expression``, three spaces apart."""
+    entries = (entry.strip() for line in text.splitlines() for entry in line.split("   "))
+    return dict(entry.split(": ", 1) for entry in entries if entry)
 
 
-def _sqrt(x: Any) -> Any:
-    is_end = (x == 0) | (x == jnp.inf)  # where the reciprocal root is inf or 0
-    return lax.select(is_end, x, x * lax.rsqrt(x))
+ANY = _table("""
+    eq: {0} == {1}   ne: {0} != {1}   lt: {0} < {1}   le: {0} <= {1}   gt: {0} > {1}
+    ge: {0} >= {1}   neg: -{0}   div: {0} / {1}   add_any: {0} + {1}
+    and: {0} & {1}   or: {0} | {1}   xor: {0} ^ {1}
+""")
+FLOATS = _table("""
+    add: {0} + {1}   sub: {0} - {1}   mul: {0} * {1}   square: {0} * {0}   abs: fabsf({0})
+    max: lax_max({0}, {1})   min: lax_min({0}, {1})   clamp: lax_min(lax_max({0}, {1}), {2})
+    one_minus_square: (1.0f - {0}) * (1.0f + {0})   is_finite: {0} - {0} == 0.0f
+    logistic: lax_logistic({0})   tanh: lax_tanh({0})   sign: lax_sign({0})
+    rem: fmodf({0}, {1})   atan2: atan2f({0}, {1})   pow: powf({0}, {1})
+""")
+OF_C = "acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor log log1p"
+OF_C += " rsqrt sin sinh sqrt tan"
+FLOATS |= {name: f"{name}f({{0}})" for name in OF_C.split()}
+INTEGERS = _table("""
+    add: {0} + 0ull + {1}   sub: {0} - 0ull - {1}   mul: {0} * 1ull * {1}
+    square: {0} * 1ull * {0}   rem: {0} % {1}   not: ~{0}   sign: ({0} > 0) - ({0} < 0)
+    max: {0} > {1} ? {0} : {1}   min: {0} < {1} ? {0} : {1}   abs: {0} < 0 ? -{0} : {0}
+    clamp: {1} < {0} ? {0} : {1} > {2} ? {2} : {1}
+    shift_left: {0} * 1ull << {1}   shift_right_arithmetic: {0} >> {1}
+""")  # sums and products without a sign, as C leaves undefined what overflows with one
 
 
-def _log1p(x: Any) -> Any:
-    # The error of 1 + x is undone by the quotient (W. Kahan; D. Goldberg, *What every computer
-    # scientist should know about floating-point arithmetic*, 1991, theorem 4).
-    near = 1 + x
-    shift = near - 1
-    is_exact = (shift == 0) | (near == jnp.inf)
-    far = lax.log(near)
-    safe = lax.select(is_exact, jnp.ones_like(x), shift)
-    return lax.select(shift == 0, x, lax.select(is_exact, far, far * (x / safe)))
+def operation(name: str, operand: Any, result: Any, count: int = 1, power: int = 1) -> Operation:
+    """The elementwise operation of a primitive.
 
+    Args:
+        name: of the primitive.
+        operand: the dtype of the last operand.
+        result: that of the result.
+        count: the number of operands.
+        power: of ``integer_pow``.
 
-def _expm1(x: Any) -> Any:
-    # (e^x - 1) x / log(e^x): the errors of both cancel (W. Kahan).
-    grown = lax.exp(x)
-    shift = grown - 1
-    logarithm = lax.log(grown)
-    is_end = (shift == 0) | (shift == -1) | (grown == jnp.inf)
-    safe = lax.select(is_end, jnp.ones_like(x), logarithm)
-    return lax.select(shift == 0, x, lax.select(is_end, shift, shift * (x / safe)))
-
-
-COMPOSED: dict[str, Callable[..., Any]] = {
-    "add_any": lax.add,
-    "clamp": lambda low, x, high: lax.min(lax.max(x, low), high),
-    "expm1": _expm1,
-    "is_finite": lambda x: lax.abs(x) < jnp.inf,
-    "log1p": _log1p,
-    "one_minus_square": lambda x: (1 - x) * (1 + x),
-    "sqrt": _sqrt,
-}
-
-
-def operation(equation: Any) -> Operation | None:
-    """The elementwise operation of an equation; None if kernels have none."""
-    name, dtype = equation.primitive.name, equation.outvars[0].aval.dtype
-    cost = (WAITS, INSTRUCTIONS) if primitive(equation).transcendental else (1, 1)
+    Raises:
+        CannotFuse: kernels have none.
+    """
+    floating = jnp.issubdtype(operand, jnp.floating)
     if name == "convert_element_type":
-        return convert(dtype)
-    if name in COMPOSED:
-        return _in_float32(COMPOSED[name], dtype, *cost)
-    if name not in NATIVE:
-        return None
-    params = equation.primitive.get_bind_params(equation.params)
-    return _in_float32(_bound(equation.primitive, tuple(sorted(params.items()))), dtype, *cost)
+        return convert(operand, result)
+    if name == "select_n":
+        *others, text = (f"{{{k}}}" for k in range(1, count))
+        for k, other in reversed([*enumerate(others)]):
+            text = f"{{0}} == {k} ? {other} : {text}"
+    elif name == "integer_pow" and floating:
+        text = f"lax_power({{0}}, {power})"
+    elif name == "not" and operand.kind == "b":
+        text = "!{0}"
+    elif name == "shift_right_logical":
+        text = f"(unsigned {type_of(operand).register.partition(' ')[2]}){{0}} >> {{1}}"
+    else:
+        text = (FLOATS if floating else INTEGERS).get(name) or ANY.get(name, "")
+    if not text:
+        raise CannotFuse(f"{name} has no counterpart in a kernel")
+    return Operation(text, result, *(COSTLY if PRIMITIVES[name].transcendental else (1, 1)))
 
 
-@cache
-def _bound(bound: Any, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    """A primitive with its parameters: one function, so that `once` knows it again."""
-    return lambda *entries: bound.bind(*entries, **dict(params))
-
-
-@cache
-def convert(dtype: Any) -> Operation:
+def convert(operand: Any, result: Any) -> Operation:
     """A cast."""
-    return Operation(lambda x: lax.convert_element_type(x, dtype), 0, 0)
+    register = type_of(result).register
+    text = "{0} != 0" if register == "bool" else f"({register}){{0}}"
+    return Operation("{0}" if register == type_of(operand).register else text, result, 0, 0)
 
 
-@cache
-def multiplied(dtype: Any) -> Operation:
-    """The product of two entries, in the precision of a sum of this dtype."""
-    working = float32_or_better(dtype)
-    return Operation(lambda a, b: lax.mul(*(lax.convert_element_type(x, working) for x in (a, b))))
+NEVER = -math.inf  # the latency of what does not depend on the state
 
 
-@cache
-def _in_float32(
-    function: Callable[..., Any], dtype: Any, latency: int, instructions: int
-) -> Operation:
-    """The function, computed in float32 where its operands are shorter."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Value:
+    """A variable of C.
 
-    def evaluated(*entries: Any) -> Any:
-        if not any(map(_is_half, entries)):
-            return function(*entries)
-        result = function(*(x.astype(np.float32) if _is_half(x) else x for x in entries))
-        return result.astype(dtype) if result.dtype != dtype else result
+    Attributes:
+        name: in C.
+        latency: the number of operations, one after another, that it waits for since the state
+            was known.
+    """
 
-    return Operation(evaluated, latency, instructions)
-
-
-def _is_half(entry: Any) -> bool:
-    return jnp.issubdtype(entry.dtype, jnp.floating) and jnp.finfo(entry.dtype).bits < 32
+    name: str
+    latency: float
 
 
-def compute(operation: Operation, entries: Sequence[Any]) -> Any:
-    """The result of an operation; entries that all examples share are repeated for each."""
-    shape = jnp.broadcast_shapes(*(x.shape for x in entries))
-    return operation.function(*(repeated(x, shape) for x in entries))
+def latest(entries: Iterable[Any]) -> float:
+    """The latency of what needs all of these."""
+    return max((x.latency for x in entries if isinstance(x, Value)), default=NEVER)
 
 
-def once(apply: Apply) -> Apply:
-    """The same operation on the same entries has one result: see `deeppcr.fused.entries.narrow`."""
-    known: dict[Any, tuple[Sequence[Any], Any]] = {}
+class Code:
+    """The statements of a step; to call it adds one, unless there is the same already.
 
-    def evaluated(operation: Operation, entries: Sequence[Any]) -> Any:
-        key = operation, *map(id, entries)
-        if key not in known:
-            known[key] = entries, apply(operation, entries)  # which keeps their ids from others
-        return known[key][1]
-
-    return evaluated
-
-
-def repeated(entry: Any, shape: tuple[int, ...]) -> Any:
-    """An entry of this shape."""
-    return entry if entry.shape == shape else lax.full(shape, entry, entry.dtype)
-
-
-class CannotFuse(ValueError):
-    """A kernel cannot evaluate a program; the message says why."""
-
-
-class Counter:
-    """Counts operations instead of computing them: entries are the latencies from the state.
+    So equal entries are the same object, as `deeppcr.fused.entries.narrow` needs it.
 
     Attributes:
         most: instructions, of which more are refused.
+        lines: of C.
         instructions: that have been counted.
     """
 
     def __init__(self, most: int) -> None:
         self.most, self.instructions = most, 0
+        self.lines: list[str] = []
+        self._known: dict[str, Value] = {}
+
+    def read(self, text: str, dtype: Any, latency: float) -> Value:
+        """A variable with the value of an expression."""
+        value = Value(f"t{len(self.lines)}", latency)
+        self.lines.append(f"const {type_of(dtype).register} {value.name} = {text};")
+        return value
 
     def __call__(self, operation: Operation, entries: Sequence[Any]) -> Any:
-        """The latency of the result."""
-        self.instructions += operation.instructions
-        if self.instructions > self.most:
-            raise CannotFuse(f"a step has more than {self.most} instructions")
-        known = [x.latency for x in entries if isinstance(x, Latency)]
-        return Latency(max(known, default=0) + operation.latency)
+        """The result of an operation."""
+        text, kind = operation.text.format(*map(spelled, entries)), type_of(operation.dtype)
+        if kind.store != "{}":
+            text = kind.load.format(kind.store.format(text))
+        elif operation.text == "{0}":
+            return entries[0]
+        key = f"{kind.register} {text}"
+        if key not in self._known:
+            self.instructions += operation.instructions
+            if self.instructions > self.most:
+                raise CannotFuse(f"a step has more than {self.most} instructions")
+            latency = latest(entries) + operation.latency
+            self._known[key] = self.read(text, operation.dtype, latency)
+        return self._known[key]
 
 
-@dataclasses.dataclass(frozen=True)
-class Latency:
-    """The number of operations that an entry waits for, one after another."""
-
-    latency: int
+def spelled(entry: Any) -> str:
+    """An entry in C: a variable, or a number."""
+    if isinstance(entry, Value):
+        return entry.name
+    if jnp.issubdtype(entry.dtype, jnp.floating):
+        number = float(entry)
+        if np.isfinite(number):
+            return f"({number!r}{'' if entry.dtype == np.float64 else 'f'})"
+        return "NOT_A_NUMBER" if np.isnan(number) else f"({'-' * (number < 0)}INFINITE)"
+    return f"({int(entry)})"

@@ -11,11 +11,11 @@ import jax
 from jax import lax
 from jax.interpreters import mlir
 
+from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
-from deeppcr.fused.backends import interpreted, native
-from deeppcr.fused.kernel import run_kernel
+from deeppcr.fused import nvrtc
+from deeppcr.fused.kernel import kernel_of
 from deeppcr.fused.step import FusedStep
-from deeppcr.lower import platforms
 from deeppcr.programs.calls import Call
 from deeppcr.programs.cut_first import evaluate
 
@@ -29,25 +29,18 @@ def fused_scan(
 
     ``reverse``: whether the first step takes the last entry of the inputs.
     """
-    program = jax.make_jaxpr(partial(_scan, step, reverse, length))(states, inputs, captured)
+    operands = [*states, *inputs, *captured]
+    program = jax.make_jaxpr(partial(_scan, step, reverse, length))(*operands)
     found: Leaves = fused_scan_p.bind(
-        *states,
-        *inputs,
-        *captured,
-        call_jaxpr=program,
-        step=step,
-        length=length,
-        reverse=reverse,
-        interpret=platforms() == ("cuda",),
+        *operands, call_jaxpr=program, step=step, length=length, reverse=reverse
     )
     return found[: step.states], found[step.states :]
 
 
-def _scan(
-    step: FusedStep, reverse: bool, length: int, states: Leaves, inputs: Leaves, captured: Leaves
-) -> Leaves:
-    program = step.program
-    shared = dict(zip(program.constvars, captured, strict=True))
+def _scan(step: FusedStep, reverse: bool, length: int, *operands: Any) -> Leaves:
+    program, ends = step.program, (step.states, step.states + step.inputs)
+    states, inputs = list(operands[: ends[0]]), list(operands[ends[0] : ends[1]])
+    shared = dict(zip(program.constvars, operands[ends[1] :], strict=True))
 
     def body(state: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
         known = shared | dict(zip(program.invars, [*state, *x], strict=True))
@@ -58,29 +51,24 @@ def _scan(
     return [*last, *outputs]
 
 
-def _kernel(
+def lowered(
     *operands: Any,
     call_jaxpr: Any,
     step: FusedStep,
     length: int,
     reverse: bool,
-    interpret: bool,
-    is_gpu: bool = False,
+    launch: nvrtc.Launch = nvrtc.launch,
 ) -> list[Any]:
-    if not (is_gpu or interpret):
+    """The results by one kernel; where there is no compiler, by XLA's loop."""
+    if not length or (launch is nvrtc.launch and nvrtc.missing()):
         return fused_scan_p.run(*operands, call_jaxpr=call_jaxpr)
-    ends = step.states, step.states + step.inputs
-    states, inputs = operands[: ends[0]], operands[ends[0] : ends[1]]
-    parts = list(states), list(inputs), list(operands[ends[1] :])
-    last, outputs = run_kernel(step, parts, length, reverse, native() if is_gpu else interpreted)
-    return [*last, *outputs]
+    used = [x for x, axes in zip(operands, step.examples, strict=True) if axes is not None]
+    results = list(map(abstract, call_jaxpr.out_avals))
+    return launch(kernel_of(step, length, reverse), used, results)
 
 
-fused_scan_p.def_impl(lambda *operands, **params: jax.jit(partial(_kernel, **params))(*operands))
+fused_scan_p.def_impl(lambda *x, **params: jax.jit(partial(fused_scan_p.bind, **params))(*x))
 fused_scan_p.def_abstract_eval(lambda *_, call_jaxpr, **others: list(call_jaxpr.out_avals))
-mlir.register_lowering(fused_scan_p, mlir.lower_fun(_kernel, multiple_results=True))
 mlir.register_lowering(
-    fused_scan_p,
-    mlir.lower_fun(partial(_kernel, is_gpu=True), multiple_results=True),
-    platform="cuda",
+    fused_scan_p, mlir.lower_fun(lowered, multiple_results=True), platform="cuda"
 )

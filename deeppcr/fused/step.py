@@ -17,11 +17,10 @@ import numpy as np
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.fused.entries import Entries, evaluate, narrow, table_of
-from deeppcr.fused.operations import Apply, CannotFuse, Counter, Latency, compute, once
+from deeppcr.fused.operations import NEVER, CannotFuse, Code, latest
 from depth.jaxprs import Program, is_literal, needed
 
-LANES = 128  # threads of a block
-FEW = 32  # examples up to which each has a block of its own
+WARP = 32  # threads that run together
 WIDEST, MOST = 64, 4096  # entries of a state, instructions of a step
 TRIED = 64  # combinations of arrays that may have an entry for each example
 STARTS = 4  # instructions that a thread starts while one waits for its result
@@ -94,47 +93,48 @@ class FusedStep:
         for examples in islice(product(*choices), TRIED):
             step = cls(program, states, inputs, batch_shape, examples, outputs, 0, 0)
             try:
-                instructions, latency = step._measured()
+                code, results = step.code()
             except CannotFuse as error:
                 reasons.append(error)
             else:
-                return dataclasses.replace(step, instructions=instructions, latency=latency)
+                latency = latest(entry for table in results for entry in table.flat)
+                count, waits = code.instructions, int(max(latency, 0))
+                return dataclasses.replace(step, instructions=count, latency=waits)
         raise reasons[0]
 
-    def __call__(
-        self, state: Leaves, inputs: Leaves, captured: Leaves, apply: Apply = compute
-    ) -> tuple[Leaves, Leaves]:
-        """The next state of an example, and its outputs: tables of entries."""
-        nowhere = (None,) * len(self.examples[0] or ())
-        operands = [
-            Entries(table, axes or nowhere)
-            for table, axes in zip([*state, *inputs, *captured], self.examples, strict=True)
-        ]
-        found = evaluate(self.program, operands, once(apply))
-        axes = [*(each.examples for each in operands[: self.states]), *self.outputs]
-        variables = self.program.outvars
-        tables = [
-            _result(each, own_shape(variable.aval.shape, own), own)
-            for each, variable, own in zip(found, variables, axes, strict=True)
-        ]
-        return tables[: self.states], tables[self.states :]
-
-    def _measured(self) -> tuple[int, int]:
-        """The instructions of a step, and its latency, without computing anything."""
-        tables: Leaves = []
+    @property
+    def operands(self) -> list[tuple[Any, Axes | None]]:
+        """Each operand, and where it has examples; None if it is not used."""
         variables = [*self.program.invars, *self.program.constvars]
-        for variable, axes in zip(variables, self.examples, strict=True):
-            shape = (0,) if axes is None else own_shape(variable.aval.shape, axes)
-            if math.prod(shape) > MOST:
+        return list(zip(variables, self.examples, strict=True))
+
+    @property
+    def results(self) -> list[tuple[Any, Axes]]:
+        """Each result, and where it has examples."""
+        axes = [*(axes or () for axes in self.examples[: self.states]), *self.outputs]
+        return list(zip(self.program.outvars, axes, strict=True))
+
+    def code(self, texts: Sequence[Sequence[str]] | None = None) -> tuple[Code, Leaves]:
+        """The statements of a step, and the tables of its results.
+
+        ``texts``: expressions of the entries of each operand, for one example; None to count.
+        """
+        code, tables = Code(MOST), []
+        nowhere = (None,) * len(self.examples[0] or ())
+        for k, (variable, axes) in enumerate(self.operands):
+            shape = own_shape(variable.aval.shape, axes)
+            if (size := math.prod(shape)) > MOST:
                 raise CannotFuse(f"a step reads an array of more than {MOST} entries")
-            entry = partial(Latency, 0) if len(tables) < self.states else object
-            tables.append(table_of([entry() for _ in range(math.prod(shape))], shape))
-        counter = Counter(MOST)
-        ends = self.states, self.states + self.inputs
-        found, _ = self(tables[: ends[0]], tables[ends[0] : ends[1]], tables[ends[1] :], counter)
-        entries = [entry for table in found for entry in table.ravel()]
-        waits = [entry.latency for entry in entries if isinstance(entry, Latency)]
-        return counter.instructions, max(waits, default=0)
+            read = partial(
+                code.read, dtype=variable.aval.dtype, latency=0 if k < self.states else NEVER
+            )
+            entries = list(map(read, texts[k] if texts else [""] * size))
+            tables.append(Entries(table_of(entries, shape), axes or nowhere))
+        found = evaluate(self.program, tables, code)
+        return code, [
+            _result(each, own_shape(variable.aval.shape, axes), axes)
+            for each, (variable, axes) in zip(found, self.results, strict=True)
+        ]
 
     @property
     def count(self) -> int:
@@ -142,14 +142,9 @@ class FusedStep:
         return math.prod(self.batch_shape)
 
     @property
-    def lanes(self) -> bool:
-        """Whether a block of threads runs an example in each thread, not one in all of them."""
-        return self.count > FEW
-
-    @property
     def threads(self) -> int:
-        """The number of threads."""
-        return LANES * (-(-self.count // LANES) if self.lanes else self.count)
+        """The number of threads, of which one runs each example."""
+        return WARP * -(-self.count // WARP)
 
     @property
     def waits(self) -> int:
@@ -200,5 +195,6 @@ def _result(found: Entries, shape: tuple[int, ...], axes: Axes) -> np.ndarray:
 
 
 def own_shape(shape: tuple[int, ...], axes: Axes | None) -> tuple[int, ...]:
-    """The shape of a table of one example."""
-    return tuple(1 if axis in (axes or ()) else n for axis, n in enumerate(shape))
+    """The shape of a table of one example; of what is not used, that of no entries."""
+    own = tuple(1 if axis in (axes or ()) else n for axis, n in enumerate(shape))
+    return (0,) if axes is None else own

@@ -22,6 +22,7 @@ from deeppcr.choose import (
     find_method,
     left_to_jax,
 )
+from deeppcr.fused import obstacle
 from deeppcr.layers import Repeated
 from deeppcr.linear import Sharded
 from deeppcr.linearize import choose_linearization
@@ -181,7 +182,7 @@ def _plan_chain(
         }
     elif asked and method is not option:  # the sample was against it
         found["because"] += f", {count} iterations: {source}"
-    note = left or note
+    note = left or note or (obstacle() if platform == "cuda" else "")
     if note and note != found["because"]:
         found["note"] = note
     if sharding := find_sharding(instance.inputs, instance.sharding, newton):

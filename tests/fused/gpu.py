@@ -1,4 +1,4 @@
-"""Programs as compiled for a GPU, run on a CPU: kernels are interpreted."""
+"""Programs as compiled for a GPU, run on a CPU: kernels are emulated."""
 
 from functools import partial
 
@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import deeppcr
 import depth
 from deeppcr.lower.variants import compiled_for
+from tests.fused.emulator import emulated
 from tests.problems import assert_agree, rounding
 
 
 def on_a_gpu(f, *arguments):
-    """As compiled for a GPU; kernels are interpreted."""
-    with compiled_for("cuda"):
+    """As compiled for a GPU; kernels are emulated."""
+    with compiled_for("cuda"), emulated():
         return jax.jit(lambda *arguments: f(*arguments))(*arguments)
 
 

@@ -1,13 +1,16 @@
-"""Kernels are compiled for a GPU that is not there, where jax has its plugin for CUDA."""
+"""Kernels are compiled for a GPU that is not there, as far as the tools for it are."""
 
 import re
+import shutil
+import subprocess
+from functools import partial
 
 import jax
 import pytest
 
 import deeppcr
-from deeppcr.fused.backends import mosaic
-from deeppcr.fused.kernel import run_kernel
+from deeppcr.fused import fused_scan, nvrtc
+from deeppcr.fused.kernel import kernel_of
 from tests.fused.test_kernel import (  # noqa: F401
     MLP,
     L,
@@ -19,12 +22,6 @@ from tests.fused.test_kernel import (  # noqa: F401
 )
 from tests.targets import target_or_skip
 
-
-@pytest.fixture(scope="module")
-def gpu():
-    return target_or_skip("H200")
-
-
 CASES = {
     "GRU of 1": (gru(1), numbers(1), numbers(L, 2)),
     "GRU of 4": (gru(4), numbers(4), numbers(L, 2)),
@@ -34,19 +31,75 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def gpu():
+    return target_or_skip("H200")
+
+
+@pytest.fixture
+def without_compiler(monkeypatch):
+    """As if there were NVRTC, but nothing is compiled: the text of a kernel stands for its PTX."""
+    monkeypatch.setattr(nvrtc, "missing", lambda: "")
+    monkeypatch.setattr(nvrtc, "ptx", lambda text: text)
+
+
+def lowered(f, *arguments):
+    """The program of ``f`` for a GPU, as text."""
+    return jax.jit(lambda *x: f(*x)).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_program_for_a_gpu_is_one_call(reverse, without_compiler):
+    step, arrays = fused(*CASES["GRU of 4, 64 examples"])
+    text = lowered(partial(fused_scan, step, reverse=reverse, length=L), *arrays)
+    assert "while" not in text
+    assert re.findall(r"custom_call @(\S+)\(", text) == [nvrtc.TARGET]
+    assert "extern \\22C\\22 __global__" in text
+    assert re.findall(r"(grid|block)_x = (\d+)", text) == [("block", "32"), ("grid", "2")]
+    assert "output_indices = dense<[5, 6]>" in text  # after the state, inputs and three weights
+
+
+def test_without_a_compiler_it_is_a_loop(monkeypatch):
+    monkeypatch.setattr(nvrtc, "missing", lambda: "none is installed")
+    step, arrays = fused(*CASES["GRU of 1"])
+    text = lowered(partial(fused_scan, step, reverse=False, length=L), *arrays)
+    assert ("while" in text, "custom_call" in text) == (True, False)
+
+
+def test_it_says_why_there_are_no_kernels(monkeypatch):
+    monkeypatch.setattr(nvrtc, "_library", lambda: None)
+    assert "pip install jax[cuda13]" in nvrtc.missing.__wrapped__()
+    monkeypatch.setattr(nvrtc, "KNOWN", ((0, 1), (0, 10)))
+    assert f"jax {jax.__version__}" in nvrtc.missing.__wrapped__()
+
+
+def test_an_older_driver_reads_it():
+    text = '.version 9.5\n.target sm_75\n\t.pragma "used_bytes_mask 0xff0";\n\tret;\n'
+    assert nvrtc.readable(text, (9, 5)) == nvrtc.readable(text, (10, 0)) == text
+    assert nvrtc.readable(text, (7, 0)) == ".version 7.0\n.target sm_75\n\tret;\n"
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_the_loop_is_one_kernel_in_registers(name, gpu, tmp_path, monkeypatch):
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
-    step, arrays = fused(*CASES[name])
+def test_all_of_it_is_in_registers(name, tmp_path):
+    if nvrtc.missing() or shutil.which("ptxas") is None:
+        pytest.skip("needs ptxas and NVRTC: pip install nvidia-cuda-nvcc nvidia-cuda-nvrtc")
+    step, _ = fused(*CASES[name])
+    text = nvrtc.readable(nvrtc.ptx(kernel_of(step, 1000, False).text), (7, 0))
+    for architecture in ("sm_80", "sm_90"):
+        program, out = tmp_path / "kernel.ptx", tmp_path / "kernel"
+        program.write_text(text)
+        command = ["ptxas", "-v", f"-arch={architecture}", program, "-o", out]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+        assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"]
 
-    def run(states, inputs, captured):
-        return run_kernel(step, (states, inputs, captured), L, False, mosaic)
 
-    lowered = gpu.lower(run, *jax.tree.map(jax.numpy.asarray, arrays))
-    assert "mosaic_gpu" in lowered.as_text()
-    assert gpu.compile(lowered, {}).thunks.count("kCustomCall") >= 1
-    (said,) = [file.read_text() for file in tmp_path.glob("*.ptxas")]
-    assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"]
+def test_xla_runs_it_as_one_kernel(gpu):
+    if reason := nvrtc.missing():
+        pytest.skip(reason)
+    step, arrays = fused(*CASES["GRU of 4, 64 examples"])
+    lowered = gpu.lower(partial(fused_scan, step, reverse=False, length=L), *arrays)
+    (thunk,) = gpu.compile(lowered, {}).thunks.splitlines()
+    assert "kCustomKernel" in thunk
 
 
 def test_a_kernel_of_an_unrolled_loop_computes_few_steps(gpu):

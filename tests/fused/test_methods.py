@@ -1,6 +1,7 @@
 """`Sequential(fused=True)` and `Recurrence(fused=True)` beside `jax.lax.scan`."""
 
 from functools import partial
+from importlib import import_module
 
 import jax
 import jax.numpy as jnp
@@ -124,3 +125,11 @@ def test_auto_takes_it_where_it_is_the_fastest():
     assert plan.method.fused
     unknown = Chain(lambda h, x: jnp.sort(CELL(h, x)), shape)
     assert "fused" not in str(deeppcr.plan(unknown, H, device="H200"))
+
+
+def test_a_plan_says_why_a_gpu_runs_no_kernels(monkeypatch):
+    for name in ("deeppcr.sequential", "deeppcr.planning.plan"):
+        monkeypatch.setattr(import_module(name), "obstacle", lambda: "no compiler")
+    shape = jax.ShapeDtypeStruct((500, 2), "float32")
+    plan = deeppcr.plan(Chain(CELL, shape), H, device="H200")
+    assert ("fused" in str(plan), "no compiler" in str(plan)) == (False, True)

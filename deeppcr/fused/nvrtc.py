@@ -1,0 +1,116 @@
+"""CUDA C as a part of a program of jax: compiled to PTX by NVRTC, and called by XLA.
+
+NVRTC is NVIDIA's compiler as a library. It comes with jax for CUDA (``pip install jax[cuda13]``).
+XLA's call of PTX is not documented, so it is used with those versions of jax alone that have it.
+"""
+
+import ctypes
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from deeppcr.fused.functions import INSTRUCTIONS
+from deeppcr.fused.kernel import Kernel
+
+Launch = Callable[[Kernel, Sequence[Any], Sequence[Any]], list[Any]]
+"""``(kernel, operands, types of the results) -> results``, in a program."""
+
+TARGET = "__gpu$xla.gpu.ptx"
+KNOWN = (0, 10), (0, 13)  # versions of jax: from the first, before the second
+# For every GPU since Turing; the driver compiles it for the one that there is. Quotients and roots
+# are to 2 units in the last place, as in programs of XLA.
+OPTIONS = b"--gpu-architecture=compute_75", b"--prec-div=false", b"--prec-sqrt=false"
+
+
+@cache
+def missing() -> str:
+    """Why no kernels can be compiled here; empty if they can."""
+    first, end = KNOWN
+    if not first <= tuple(map(int, jax.__version__.split(".")[:2])) < end:
+        return f"it is not known whether jax {jax.__version__} calls kernels"
+    if _library() is None:
+        return "NVRTC, which compiles kernels, is not installed; pip install jax[cuda13] brings it"
+    return ""
+
+
+def obstacle() -> str:
+    """Why the GPUs of this process run no kernels; empty if they do, or if there are no GPUs."""
+    try:
+        jax.local_devices(backend="cuda")
+    except RuntimeError:  # of programs for another machine nothing is known
+        return ""
+    return missing()
+
+
+def launch(kernel: Kernel, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The results of a kernel, in a program for a GPU: see `Launch`."""
+    sizes = {"grid_x": kernel.blocks, "block_x": kernel.threads, "shared_mem_bytes": 0}
+    sizes |= dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), 1)
+    found = jax.ffi.ffi_call(TARGET, list(results), custom_call_api_version=4)(
+        *operands,
+        name="kernel",
+        kernel_type="ptx",
+        kernel_data=ptx(kernel.text),
+        output_indices=np.arange(len(results), dtype=np.int32) + len(operands),
+        **{name: np.int32(size) for name, size in sizes.items()},
+    )
+    return list(found)
+
+
+@cache
+def ptx(text: str) -> str:
+    """A program of CUDA C, compiled: each once a process."""
+    nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
+    source, options = (INSTRUCTIONS + text).encode(), (ctypes.c_char_p * len(OPTIONS))(*OPTIONS)
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernel.cu", 0, None, None)
+    failed = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), options)
+    what = "ProgramLog" if failed else "PTX"
+    getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    found = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{what}")(program, found)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    if failed:
+        raise RuntimeError(f"NVRTC refuses a kernel, a bug of deeppcr: {found.value.decode()}")
+    return readable(found.value.decode(), _driver())
+
+
+def readable(text: str, newest: tuple[int, int] | None) -> str:
+    """PTX for a driver whose newest version of it is this one; None for any.
+
+    NVRTC states its own version, which an older driver refuses, whatever the program uses. A kernel
+    uses what the first version of CUDA 11 has, and hints, which are left out.
+    """
+    (stated,) = re.findall(r"^\.version (\d+)\.(\d+)", text, re.MULTILINE)
+    if newest is None or tuple(map(int, stated)) <= newest:
+        return text
+    text = re.sub(r"^\.version .*", ".version {}.{}".format(*newest), text, flags=re.MULTILINE)
+    return re.sub(r"^\s*\.pragma .*\n", "", text, flags=re.MULTILINE)
+
+
+@cache
+def _driver() -> tuple[int, int] | None:
+    """The newest version of PTX that the driver of this machine reads, if it has one."""
+    try:
+        driver, cuda = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    except OSError:
+        return None
+    driver.cuDriverGetVersion(ctypes.byref(cuda))
+    return cuda.value // 1000 - 4, cuda.value % 1000 // 10  # CUDA 11.0 has PTX 7.0, and so on
+
+
+@cache
+def _library() -> Any:
+    """NVRTC as jax for CUDA brings it; None without."""
+    found = importlib.util.find_spec("nvidia")
+    for folder in (found and found.submodule_search_locations) or ():
+        for file in Path(folder).glob("*/lib/libnvrtc.so.*"):
+            for part in file.parent.glob("libnvrtc-builtins.so.*"):  # which it finds only if loaded
+                ctypes.CDLL(str(part))
+            return ctypes.CDLL(str(file))
+    return None

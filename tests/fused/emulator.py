@@ -1,0 +1,90 @@
+"""Kernels as a GPU runs them, on a CPU: gcc compiles their text, and threads run one after another."""
+
+import ctypes
+import subprocess
+import tempfile
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.interpreters import mlir
+
+from deeppcr.fused.primitive import fused_scan_p, lowered
+
+# What `deeppcr.fused.functions` has instructions of a GPU for, and what is in no header of C.
+HOST = r"""
+#include <math.h>
+#include <stdbool.h>
+#define __device__
+#define __global__
+#define __restrict__
+#define __forceinline__ inline
+#define __launch_bounds__(threads, blocks)
+static struct { int x; } blockIdx, threadIdx;
+static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+static float exp2_of(float x) { return exp2f(x); }
+static float reciprocal(float x) { return 1.0f / x; }
+static long long nothing(void) { return 0; }
+union half { _Float16 x; unsigned short bits; };
+static unsigned short to_float16(float x) { union half both = {x}; return both.bits; }
+static float from_float16(unsigned short bits) { union half both = {.bits = bits}; return both.x; }
+"""
+LAUNCH = r"""
+void launch(int blocks, int threads, void** p) {{
+  for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+    for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) kernel({});
+}}
+"""
+GCC = "gcc", "-O1", "-w", "-fPIC", "-shared"
+
+
+@cache
+def compiled(text, count):
+    """The function ``launch`` of a kernel of ``count`` arrays."""
+    arrays = ", ".join(f"p[{k}]" for k in range(count))
+    program = HOST + text.replace('extern "C"', "static") + LAUNCH.format(arrays)
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "kernel.so")
+        command = [*GCC, "-x", "c", "-", "-o", library, "-lm"]
+        subprocess.run(command, input=program.encode(), check=True)
+        return ctypes.CDLL(str(library)).launch
+
+
+def launch(kernel, results, *operands):
+    """The results of a kernel, of these types. What it does not write is not a number."""
+    found = [np.full(x.shape, np.nan, np.float32).astype(x.dtype) for x in results]
+    arrays = [*(np.ascontiguousarray(x) for x in operands), *found]
+    pointers = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
+    compiled(kernel.text, len(arrays))(kernel.blocks, kernel.threads, pointers)
+    return found
+
+
+def in_program(kernel, operands, results):
+    """`deeppcr.fused.nvrtc.launch`, in a program for a CPU."""
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results]
+    return jax.pure_callback(partial(launch, kernel, shapes), shapes, *operands)
+
+
+def on_a_cpu(*operands, call_jaxpr, **params):
+    """Kernels are emulated inside `emulated` alone: elsewhere a CPU runs the loop."""
+    if not emulated.depth:
+        return fused_scan_p.run(*operands, call_jaxpr=call_jaxpr)
+    return lowered(*operands, call_jaxpr=call_jaxpr, **params, launch=in_program)
+
+
+class emulated:
+    """A context in which a CPU runs kernels as a GPU does."""
+
+    depth = 0
+
+    def __enter__(self):
+        emulated.depth += 1
+
+    def __exit__(self, *error):
+        emulated.depth -= 1
+
+
+mlir.register_lowering(
+    fused_scan_p, mlir.lower_fun(on_a_cpu, multiple_results=True), platform="cpu"
+)
