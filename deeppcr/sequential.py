@@ -38,11 +38,12 @@ class Sequential:
             `Newton`. None: nothing.
         fused: whether the whole loop is one kernel on an NVIDIA GPU, where it is several launches
             a step otherwise. Each thread runs one example, of as many as the batch axes and
-            `jax.vmap` have. For small steps: states of at most 64 entries in float32 or shorter,
-            elementwise operations, small products, and moves of entries. On other platforms it is
-            `jax.lax.scan`. The states of a gradient are computed
-            by it if the adjoint is an `Adjoint`; with ``linear=Recurrence(fused=True)`` the
-            recurrence of the adjoint is one kernel, too.
+            `jax.vmap` have, or one entry of the state, if no entry reaches another. For small
+            steps: states of at most 64 entries for a thread in float32 or shorter, elementwise
+            operations, small products, and moves of entries; what does not depend on the state may
+            be anything. On other platforms it is `jax.lax.scan`. The states of a gradient are
+            computed by it if the adjoint is an `Adjoint`; with ``linear=Recurrence(fused=True)``
+            the recurrence of the adjoint is one kernel, too.
 
     Raises:
         ValueError: ``fused`` is no bool; or, in a call, the step has no such kernel, or its chain

@@ -23,9 +23,10 @@ Launch = Callable[[Kernel, Sequence[Any], Sequence[Any]], list[Any]]
 
 TARGET = "__gpu$xla.gpu.ptx"
 KNOWN = (0, 10), (0, 13)  # versions of jax: from the first, before the second
-# For every GPU since Turing; the driver compiles it for the one that there is. Quotients and roots
-# are to 2 units in the last place, as in programs of XLA.
+# The driver compiles it for the GPU that there is, which may be newer. Quotients and roots are to 2
+# units in the last place, as in programs of XLA.
 OPTIONS = b"--gpu-architecture=compute_75", b"--prec-div=false", b"--prec-sqrt=false"
+TURING = 7.5
 
 
 @cache
@@ -42,9 +43,11 @@ def missing() -> str:
 def obstacle() -> str:
     """Why the GPUs of this process run no kernels; empty if they do, or if there are no GPUs."""
     try:
-        jax.local_devices(backend="cuda")
+        devices = jax.local_devices(backend="cuda")
     except RuntimeError:  # of programs for another machine nothing is known
         return ""
+    if any(float(device.compute_capability) < TURING for device in devices):
+        return "kernels are for GPUs since Turing"
     return missing()
 
 

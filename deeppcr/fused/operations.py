@@ -6,6 +6,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -51,6 +52,7 @@ TYPES = {
 }
 
 
+@cache
 def type_of(dtype: Any) -> Type:
     """How C holds numbers of a dtype.
 

@@ -4,6 +4,7 @@ Its program for other readers, such as `depth`, is that of `jax.lax.scan`; so ar
 and its `jax.vmap`. A solve has its own, and does not ask for them.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -38,37 +39,45 @@ def fused_scan(
 
 
 def _scan(step: FusedStep, reverse: bool, length: int, *operands: Any) -> Leaves:
-    program, ends = step.program, (step.states, step.states + step.inputs)
-    states, inputs = list(operands[: ends[0]]), list(operands[ends[0] : ends[1]])
-    shared = dict(zip(program.constvars, operands[ends[1] :], strict=True))
+    program, states = step.apart.whole if step.apart else step.program, step.states
+    end = len(program.invars)
+    shared = dict(zip(program.constvars, operands[end:], strict=True))
 
     def body(state: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
         known = shared | dict(zip(program.invars, [*state, *x], strict=True))
         results = evaluate(program, known, program.outvars)
-        return results[: step.states], results[step.states :]
+        return results[:states], results[states:]
 
-    last, outputs = lax.scan(body, states, inputs, length, reverse)
+    given = list(operands[:states]), list(operands[states:end])
+    last, outputs = lax.scan(body, *given, length, reverse)
     return [*last, *outputs]
 
 
-def lowered(
-    *operands: Any,
-    call_jaxpr: Any,
+def one_kernel(
+    launch: nvrtc.Launch,
     step: FusedStep,
+    operands: Sequence[Any],
+    results: Sequence[Any],
     length: int,
     reverse: bool,
-    launch: nvrtc.Launch = nvrtc.launch,
 ) -> list[Any]:
-    """The results by one kernel; where there is no compiler, by XLA's loop."""
-    if not length or (launch is nvrtc.launch and nvrtc.missing()):
-        return fused_scan_p.run(*operands, call_jaxpr=call_jaxpr)
+    """The results of these types, by one kernel after what is computed before it."""
+    if apart := step.apart:
+        end = len(apart.whole.invars)
+        rest = apart(list(operands[step.states : end]), list(operands[end:]))
+        operands = [*operands[: step.states], *rest[0], *rest[1]]
     used = [x for x, axes in zip(operands, step.examples, strict=True) if axes is not None]
-    results = list(map(abstract, call_jaxpr.out_avals))
-    return launch(kernel_of(step, length, reverse), used, results)
+    return launch(kernel_of(step, length, reverse), used, list(map(abstract, results)))
+
+
+def _on_a_gpu(*operands: Any, call_jaxpr: Any, step: FusedStep, **others: Any) -> list[Any]:
+    if not others["length"] or nvrtc.obstacle() or nvrtc.missing():
+        return fused_scan_p.run(*operands, call_jaxpr=call_jaxpr)
+    return one_kernel(nvrtc.launch, step, operands, call_jaxpr.out_avals, **others)
 
 
 fused_scan_p.def_impl(lambda *x, **params: jax.jit(partial(fused_scan_p.bind, **params))(*x))
 fused_scan_p.def_abstract_eval(lambda *_, call_jaxpr, **others: list(call_jaxpr.out_avals))
 mlir.register_lowering(
-    fused_scan_p, mlir.lower_fun(lowered, multiple_results=True), platform="cuda"
+    fused_scan_p, mlir.lower_fun(_on_a_gpu, multiple_results=True), platform="cuda"
 )

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.arrays.state import Leaves
+from deeppcr.fused.apart import Apart
 from deeppcr.fused.entries import Entries, evaluate, narrow, table_of
 from deeppcr.fused.operations import NEVER, CannotFuse, Code, latest
 from depth.jaxprs import Program, is_literal, needed
@@ -26,6 +27,7 @@ TRIED = 64  # combinations of arrays that may have an entry for each example
 STARTS = 4  # instructions that a thread starts while one waits for its result
 
 Axes = tuple[int | None, ...]
+Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,6 +44,7 @@ class FusedStep:
         outputs: the same for each output, which has all of them.
         instructions: of a step: its operations, with those that an exponential function takes.
         latency: operations of a step that wait for each other, from state to state.
+        apart: what is computed before, if ``program`` is the rest of a step.
     """
 
     program: Program
@@ -50,8 +53,9 @@ class FusedStep:
     batch_shape: tuple[int, ...]
     examples: tuple[Axes | None, ...]
     outputs: tuple[Axes, ...]
-    instructions: int
-    latency: int
+    instructions: int = 0
+    latency: int = 0
+    apart: Apart | None = None
 
     @classmethod
     def of(
@@ -72,12 +76,33 @@ class FusedStep:
         Raises:
             CannotFuse: it has no kernel; the message says why.
         """
-        _check(program, states, math.prod(batch_shape))
+        apart = Apart.of(program, states)
+        ways = [
+            *((None, shape) for shape in apart.entries(program)),
+            *((apart, shape) for shape in apart.entries(apart.rest)),
+            *((each, batch_shape) for each in (None, apart)),
+        ]
+        reasons = []
+        for way in ways:
+            try:
+                return cls._of_examples(program, states, inputs, *way)
+            except CannotFuse as error:
+                reasons.append(error)
+        raise reasons[-2]
+
+    @classmethod
+    def _of_examples(
+        cls, program: Program, states: int, inputs: int, apart: Apart | None, batch: Shape
+    ) -> Self:
+        """The step of a program, or of the rest of it, if the examples are on these axes."""
+        if apart is not None:
+            program, inputs = apart.checked(), len(apart.inputs)
+        _check(program, states, math.prod(batch))
         variables = [*program.invars, *program.constvars]
         used = _used(program, variables)
         choices: list[Sequence[Axes | None]] = []
         for k, variable in enumerate(variables):
-            found = _possible(variable.aval.shape, batch_shape)
+            found = _possible(variable.aval.shape, batch)
             if k < states:
                 choices.append(found[:1])
             elif variable not in used:
@@ -86,12 +111,10 @@ class FusedStep:
                 raise CannotFuse("an array that a step reads has no entries")
             else:
                 choices.append(found if k < states + inputs else found[::-1])
-        outputs = tuple(
-            _possible(variable.aval.shape, batch_shape)[0] for variable in program.outvars[states:]
-        )
+        outputs = tuple(_possible(x.aval.shape, batch)[0] for x in program.outvars[states:])
         reasons = []
         for examples in islice(product(*choices), TRIED):
-            step = cls(program, states, inputs, batch_shape, examples, outputs, 0, 0)
+            step = cls(program, states, inputs, batch, examples, outputs, apart=apart)
             try:
                 code, results = step.code()
             except CannotFuse as error:
@@ -179,8 +202,10 @@ def _possible(shape: tuple[int, ...], batch_shape: tuple[int, ...]) -> list[Axes
     several = [k for k, size in enumerate(batch_shape) if size > 1]
     found: list[Axes] = []
     for missing in range(len(batch_shape) + 1):
-        if shape[: len(batch_shape) - missing] == batch_shape[missing:]:
-            found.append(tuple(k - missing if k >= missing else None for k in several))
+        own, wanted = shape[: len(batch_shape) - missing], batch_shape[missing:]
+        if len(own) == len(wanted) and all(n in (1, m) for n, m in zip(own, wanted, strict=True)):
+            places = [k - missing for k in several]
+            found.append(tuple(k if k >= 0 and own[k] > 1 else None for k in places))
     return list(dict.fromkeys(found))
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from deeppcr.fused.primitive import fused_scan_p, lowered
+from deeppcr.fused.primitive import fused_scan_p, one_kernel
 
 # What `deeppcr.fused.functions` has instructions of a GPU for, and what is in no header of C.
 HOST = r"""
@@ -66,11 +66,11 @@ def in_program(kernel, operands, results):
     return jax.pure_callback(partial(launch, kernel, shapes), shapes, *operands)
 
 
-def on_a_cpu(*operands, call_jaxpr, **params):
+def on_a_cpu(*operands, call_jaxpr, step, **others):
     """Kernels are emulated inside `emulated` alone: elsewhere a CPU runs the loop."""
     if not emulated.depth:
         return fused_scan_p.run(*operands, call_jaxpr=call_jaxpr)
-    return lowered(*operands, call_jaxpr=call_jaxpr, **params, launch=in_program)
+    return one_kernel(in_program, step, operands, call_jaxpr.out_avals, **others)
 
 
 class emulated:

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -71,6 +72,13 @@ def test_it_says_why_there_are_no_kernels(monkeypatch):
     assert "pip install jax[cuda13]" in nvrtc.missing.__wrapped__()
     monkeypatch.setattr(nvrtc, "KNOWN", ((0, 1), (0, 10)))
     assert f"jax {jax.__version__}" in nvrtc.missing.__wrapped__()
+
+
+def test_an_old_gpu_runs_no_kernels(monkeypatch):
+    monkeypatch.setattr(
+        jax, "local_devices", lambda backend: [SimpleNamespace(compute_capability="7.0")]
+    )
+    assert "Turing" in nvrtc.obstacle()
 
 
 def test_an_older_driver_reads_it():

@@ -105,6 +105,22 @@ def layer(z, x):
     return jnp.tanh(z @ x["w"] + x["b"])
 
 
+def para_gru(n, features=2):
+    """Recurrent weights are diagonal: each unit is a chain of its own."""
+    w, a = numbers(features, 3 * n), numbers(3, n)
+
+    def step(h, x):
+        x_z, x_r, x_n = jnp.split(x @ w, 3, -1)
+        update, reset = jax.nn.sigmoid(x_z + a[0] * h), jax.nn.sigmoid(x_r + a[1] * h)
+        return (1 - update) * h + update * jnp.tanh(x_n + a[2] * reset * h)
+
+    return step
+
+
+def noisy(z, key):
+    return jnp.tanh(z[::-1] + jax.random.normal(key, z.shape, z.dtype))
+
+
 def clamped(z, x):
     """Slices that would begin beyond the end, and before the start."""
     ends = [lax.dynamic_slice(z, (np.int32(k),), (2,)) for k in (7, -9)]
@@ -151,6 +167,14 @@ CASES = {
     "more than registers hold": [
         (layer, numbers(24), {"w": numbers(L, 24, 24) / 8, "b": numbers(L, 24)}),
         (gru(8), numbers(8), numbers(L, 2)),
+    ],
+    "a chain for each entry": [
+        (para_gru(100), numbers(2, 100), numbers(L, 2, 2), 1),
+        (lambda z, x: [z[1] * x, jnp.tanh(z[0])], [numbers(3)] * 2, numbers(L, 3)),
+    ],
+    "what only inputs decide": [
+        (gru(16, 16), numbers(16), numbers(L, 16)),
+        (noisy, numbers(3), jax.random.split(jax.random.key(0), L)),
     ],
     "captured, of each example": [(per_example, numbers(2, 3), numbers(L, 2), 1)],
 }
@@ -256,12 +280,12 @@ REFUSED = {
     "product of examples": (lambda z: (z @ z.T) @ z, numbers(2, 3), 1, "dot_general combines|examples"),
     "one example for all": (lambda z: z + z[:1], numbers(2, 3), 1, "slice combines"),
     "examples in another order": (lambda z: z + z[::-1], numbers(2, 3), 1, "rev combines"),
-    "wide": (jnp.tanh, numbers(65), 0, "65 entries"),
+    "wide": (jnp.cumsum, numbers(65), 0, "65 entries"),
     "long": (lambda z: lax.fori_loop(0, 3, lambda _, z: z * z, z), numbers(3), 0, "no counterpart"),
     "many": (lambda z: z @ numbers(64, 64), numbers(64), 0, "more than 4096 instructions"),
-    "embedding": (lambda z: z + TABLE[0, :3] * TABLE.sum(), numbers(3), 0, "more than 4096 entries"),
+    "embedding": (lambda z: z + (z[0] * TABLE).sum(), numbers(3), 0, "more than 4096 entries"),
     "random": (
-        lambda z: z + jax.random.normal(jax.random.key(0), z.shape, z.dtype),
+        lambda z: z + jax.random.normal(jax.random.key(z[0].astype(int)), z.shape, z.dtype),
         numbers(3),
         0,
         "random_bits|no counterpart",

@@ -67,8 +67,9 @@ def test_second_derivatives():
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_recurrence_ignores_its_first_block(reverse):
-    A, b = numbers(L, 2, 2), numbers(L, 2)
+@pytest.mark.parametrize("shape", [(2, 2), (100,)])  # of matrices, and of wide diagonals
+def test_a_recurrence_ignores_its_first_block(shape, reverse):
+    A, b = numbers(L, *shape), numbers(L, *shape[:1])
     A[-1 if reverse else 0] = np.nan
 
     def solve(solver, A, b):

@@ -195,9 +195,10 @@ def test_other_dtypes_and_short_chains(dtype, length):
 
 
 def test_the_device_decides():
-    found = plan_like()
+    found = plan_like(device="TPU v5e")
     assert isinstance(found.method, Newton)
     assert found.predicted_speedup > 2 < found.gradient_speedup
+    assert plan_like().method == deeppcr.Sequential(fused=True)  # 64 chains in one kernel
     here = deeppcr.plan(*like())
     assert here.method == deeppcr.Sequential()
     assert here.predicted_speedup == 1
@@ -258,7 +259,7 @@ def test_what_is_printed():
 
 
 def test_more_iterations_never_promise_more():
-    found = [plan_like(64, 1024, iterations=n) for n in (np.int64(1), 10**6)]
+    found = [plan_like(64, 1024, iterations=n, device="TPU v5e") for n in (np.int64(1), 10**6)]
     assert [plan.main.newton.iterations for plan in found] == [1, 10**6]
     assert isinstance(found[0].method, Newton)
     assert isinstance(found[1].method, deeppcr.Sequential)
