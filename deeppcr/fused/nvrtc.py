@@ -5,6 +5,7 @@ XLA's call of PTX is not documented, so it is used with those versions of jax al
 """
 
 import ctypes
+import hashlib
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
@@ -53,13 +54,15 @@ def obstacle() -> str:
 
 def launch(kernel: Kernel, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of a kernel, in a program for a GPU: see `Launch`."""
+    # Of its own, so that a profile tells kernels apart, and nothing takes one for another.
+    name = f"fused_scan_{hashlib.sha256(kernel.text.encode()).hexdigest()[:12]}"
     sizes = {"grid_x": kernel.blocks, "block_x": kernel.threads, "shared_mem_bytes": 0}
     sizes |= dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), 1)
     found = jax.ffi.ffi_call(TARGET, list(results), custom_call_api_version=4)(
         *operands,
-        name="kernel",
+        name=name,
         kernel_type="ptx",
-        kernel_data=ptx(kernel.text),
+        kernel_data=ptx(kernel.text, name),
         output_indices=np.arange(len(results), dtype=np.int32) + len(operands),
         **{name: np.int32(size) for name, size in sizes.items()},
     )
@@ -67,12 +70,14 @@ def launch(kernel: Kernel, operands: Sequence[Any], results: Sequence[Any]) -> l
 
 
 @cache
-def ptx(text: str) -> str:
-    """A program of CUDA C, compiled: each once a process."""
+def ptx(text: str, name: str) -> str:
+    """A program of CUDA C, compiled, with ``name`` for its kernel: each once a process."""
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
-    source, options = (INSTRUCTIONS + text).encode(), (ctypes.c_char_p * len(OPTIONS))(*OPTIONS)
+    source = (INSTRUCTIONS + text).encode()
+    given = [*OPTIONS, f"--define-macro=kernel={name}".encode()]
+    options = (ctypes.c_char_p * len(given))(*given)
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernel.cu", 0, None, None)
-    failed = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), options)
+    failed = nvrtc.nvrtcCompileProgram(program, len(given), options)
     what = "ProgramLog" if failed else "PTX"
     getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
     found = ctypes.create_string_buffer(size.value)

@@ -23,6 +23,7 @@ from depth.jaxprs import Program, is_literal, needed
 
 WARP = 32  # threads that run together
 WIDEST, MOST = 64, 4096  # entries of a state, instructions of a step
+ARRAYS = 500  # that a kernel takes: the pointers are less than 4 KB, as the driver has it
 TRIED = 64  # combinations of arrays that may have an entry for each example
 STARTS = 4  # instructions that a thread starts while one waits for its result
 
@@ -99,6 +100,8 @@ class FusedStep:
             program, inputs = apart.checked(), len(apart.inputs)
         _check(program, states, math.prod(batch))
         variables = [*program.invars, *program.constvars]
+        if len(variables) + len(program.outvars) > ARRAYS:
+            raise CannotFuse(f"a step reads and writes more than {ARRAYS} arrays")
         used = _used(program, variables)
         choices: list[Sequence[Axes | None]] = []
         for k, variable in enumerate(variables):

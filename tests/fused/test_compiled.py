@@ -41,7 +41,7 @@ def gpu():
 def without_compiler(monkeypatch):
     """As if there were NVRTC, but nothing is compiled: the text of a kernel stands for its PTX."""
     monkeypatch.setattr(nvrtc, "missing", lambda: "")
-    monkeypatch.setattr(nvrtc, "ptx", lambda text: text)
+    monkeypatch.setattr(nvrtc, "ptx", lambda text, name: text)
 
 
 def lowered(f, *arguments):
@@ -92,7 +92,7 @@ def test_all_of_it_is_in_registers(name, tmp_path):
     if nvrtc.missing() or shutil.which("ptxas") is None:
         pytest.skip("needs ptxas and NVRTC: pip install nvidia-cuda-nvcc nvidia-cuda-nvrtc")
     step, _ = fused(*CASES[name])
-    text = nvrtc.readable(nvrtc.ptx(kernel_of(step, 1000, False).text), (7, 0))
+    text = nvrtc.readable(nvrtc.ptx(kernel_of(step, 1000, False).text, "name"), (7, 0))
     for architecture in ("sm_80", "sm_90"):
         program, out = tmp_path / "kernel.ptx", tmp_path / "kernel"
         program.write_text(text)
@@ -108,6 +108,7 @@ def test_xla_runs_it_as_one_kernel(gpu):
     lowered = gpu.lower(partial(fused_scan, step, reverse=False, length=L), *arrays)
     (thunk,) = gpu.compile(lowered, {}).thunks.splitlines()
     assert "kCustomKernel" in thunk
+    assert "fused_scan" in thunk
 
 
 def test_a_kernel_of_an_unrolled_loop_computes_few_steps(gpu):
