@@ -23,8 +23,13 @@ HOST = r"""
 #define __launch_bounds__(threads, blocks)
 static struct { int x; } blockIdx, threadIdx;
 static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-static float exp2_of(float x) { return exp2f(x); }
-static float reciprocal(float x) { return 1.0f / x; }
+// As inexact as PTX allows, up or down by the bits of the exact result.
+static float inexact(float y, float error) {
+  union { float x; unsigned bits; } both = {y};
+  return y * (1.0f + (both.bits * 2654435761u >> 31 ? error : -error));
+}
+static float exp2_of(float x) { return inexact(exp2f(x), 0x1p-22f); }
+static float reciprocal(float x) { return inexact(1.0f / x, 0x1p-23f); }
 static long long nothing(void) { return 0; }
 union half { _Float16 x; unsigned short bits; };
 static unsigned short to_float16(float x) { union half both = {x}; return both.bits; }
