@@ -124,7 +124,7 @@ class Recurrence(LinearSolver):
     Attributes:
         unroll: integer >= 1, steps per trip of the loop; None: chosen by the size of a step.
         fused: whether the loop is one kernel on an NVIDIA GPU, as in `Sequential`: blocks of up to
-            64 x 64 with at most 4096 operations a step, in float32 or shorter.
+            64 x 64 with at most 4096 operations a step, and any diagonals, in float32 or shorter.
 
     Raises:
         ValueError: ``fused`` is true, and the blocks are too large for one kernel, or float64.

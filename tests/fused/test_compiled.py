@@ -68,6 +68,12 @@ def test_without_a_compiler_it_is_a_loop(monkeypatch):
 
 
 def test_it_says_why_there_are_no_kernels(monkeypatch):
+    def broken(text, name):
+        raise RuntimeError("NVRTC does not compile a kernel: no disk")
+
+    monkeypatch.setattr(nvrtc, "ptx", broken)
+    monkeypatch.setattr(nvrtc, "_library", object)
+    assert "no disk" in nvrtc.missing.__wrapped__()
     monkeypatch.setattr(nvrtc, "_library", lambda: None)
     assert "pip install jax[cuda13]" in nvrtc.missing.__wrapped__()
     monkeypatch.setattr(nvrtc, "KNOWN", ((0, 1), (0, 10)))
