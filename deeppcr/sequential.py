@@ -10,8 +10,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_flag, suggests_keywords
-from deeppcr.fused import CannotFuse, FusedStep, fused_scan, obstacle
-from deeppcr.lower import platform, platforms
+from deeppcr.lower import CannotFuse, FusedStep, fused_scan, obstacle, platform, platforms
 from deeppcr.progress import Progress, check_progress
 from deeppcr.solution import Run
 

@@ -25,7 +25,7 @@ HOLDERS = frozenset(
 )
 FUSED = frozenset({"elementwise", "move", "random"})
 CONVOLUTION = "conv_general_dilated"
-ONE_KERNEL = "fused_scan"  # a recurrence, of `deeppcr.fused`
+ONE_KERNEL = "fused_scan"  # a recurrence, of `deeppcr.lower.gpu.fused`
 ONE_FUNCTION = "one_function"  # a loop, of `deeppcr.lower.cpu`
 # The cost of an operation depends on its class more than on its primitive.
 CLASS_OF_KIND = {

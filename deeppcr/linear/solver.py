@@ -26,12 +26,11 @@ from jax import Array, lax
 from deeppcr.arrays.avals import of_step
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.checks import check_flag
-from deeppcr.fused import CannotFuse, FusedStep, fused_scan
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.judged import System, solve_judged
 from deeppcr.loops import unless
-from deeppcr.lower import platforms
+from deeppcr.lower import CannotFuse, FusedStep, fused_scan, platforms
 from depth.jaxprs import Program
 
 Solve = Callable[[Blocks, Array, bool], Array]

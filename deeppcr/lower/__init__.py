@@ -10,7 +10,7 @@ once are `each`. How they run is decided when jax lowers them, by the platform t
     variants.py        programs with variants for several platforms
     compiler.py        options for XLA, for users
     cpu/               an ordered list of rules
-    gpu/               XLA's loop, with what its compiler for GPUs needs
+    gpu/               what XLA's compiler for GPUs needs; a loop as one kernel
 """
 
 from deeppcr.lower import cpu, gpu  # registers them
@@ -19,6 +19,7 @@ from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_in_cache
 from deeppcr.lower.compiler import compiler_options
 from deeppcr.lower.cpu.patches import as_products, own_filters
 from deeppcr.lower.cpu.pieces import join, split, stack
+from deeppcr.lower.gpu.fused import CannotFuse, FusedStep, fused_scan, obstacle
 from deeppcr.lower.in_order import loop
 from deeppcr.lower.targets import target
 from deeppcr.lower.variants import (
@@ -33,6 +34,8 @@ from deeppcr.lower.variants import (
 
 __all__ = [
     "DEFAULT",
+    "CannotFuse",
+    "FusedStep",
     "as_products",
     "by_platform",
     "compiled_for",
@@ -41,10 +44,12 @@ __all__ = [
     "differing",
     "each",
     "even_chunk",
+    "fused_scan",
     "gpu",
     "is_eager",
     "join",
     "loop",
+    "obstacle",
     "own_filters",
     "platform",
     "platforms",

@@ -5,8 +5,8 @@ from jax import Array, lax
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
-from deeppcr.fused import fused_scan
 from deeppcr.loops import FALLBACK, fallback, steps_from, unless
+from deeppcr.lower import fused_scan
 from deeppcr.sequential import kernel_of
 
 

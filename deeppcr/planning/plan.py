@@ -22,11 +22,11 @@ from deeppcr.choose import (
     find_method,
     left_to_jax,
 )
-from deeppcr.fused import obstacle
 from deeppcr.layers import Repeated
 from deeppcr.linear import Sharded
 from deeppcr.linearize import choose_linearization
 from deeppcr.loops import ITERATION
+from deeppcr.lower import obstacle
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import expected_iterations
 from deeppcr.planning.instance import Instance, Pair, gradients, instances_of, name_of_pair

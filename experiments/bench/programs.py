@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import deeppcr
-from deeppcr.fused import CannotFuse
+from deeppcr.lower.gpu.fused import CannotFuse
 from deeppcr.lower.variants import platform
 from experiments.bench.engine import Variant
 

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from deeppcr.fused.primitive import fused_scan_p, one_kernel
+from deeppcr.lower.gpu.fused.primitive import fused_scan_p, one_kernel
 
-# What `deeppcr.fused.functions` has instructions of a GPU for, and what is in no header of C.
+# What `deeppcr.lower.gpu.fused.functions` has instructions of a GPU for, and what is in no header of C.
 HOST = r"""
 #include <math.h>
 #include <stdbool.h>
@@ -66,7 +66,7 @@ def launch(kernel, results, *operands):
 
 
 def in_program(kernel, operands, results):
-    """`deeppcr.fused.nvrtc.launch`, in a program for a CPU."""
+    """`deeppcr.lower.gpu.fused.nvrtc.launch`, in a program for a CPU."""
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results]
     return jax.pure_callback(partial(launch, kernel, shapes), shapes, *operands)
 

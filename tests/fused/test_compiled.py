@@ -10,8 +10,8 @@ import jax
 import pytest
 
 import deeppcr
-from deeppcr.fused import fused_scan, nvrtc
-from deeppcr.fused.kernel import kernel_of
+from deeppcr.lower.gpu.fused import fused_scan, nvrtc
+from deeppcr.lower.gpu.fused.kernel import kernel_of
 from tests.fused.test_kernel import (  # noqa: F401
     MLP,
     L,
@@ -85,6 +85,27 @@ def test_an_old_gpu_runs_no_kernels(monkeypatch):
         jax, "local_devices", lambda backend: [SimpleNamespace(compute_capability="7.0")]
     )
     assert "Turing" in nvrtc.obstacle()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda kernel, operands, results: [2 * operands[0]], ""),
+        (lambda kernel, operands, results: [3 * operands[0]], "wrong results"),
+        (lambda kernel, operands, results: {}[kernel], "calls no kernel"),
+    ],
+)
+def test_a_trial_on_the_gpu_decides(answer, words, monkeypatch):
+    monkeypatch.setattr(nvrtc, "launch", answer)
+    found = []
+
+    def step(z, x):  # where it is asked, a program is traced
+        found.append(nvrtc.refused.__wrapped__(jax.local_devices(backend="cpu")[0]))
+        return z, x
+
+    jax.make_jaxpr(lambda z: jax.lax.scan(step, z, z))(numbers(2))
+    assert words in found[0]
+    assert bool(found[0]) == bool(words)
 
 
 def test_an_older_driver_reads_it():

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import depth
-from deeppcr.fused import CannotFuse, FusedStep, fused_scan
+from deeppcr.lower.gpu.fused import CannotFuse, FusedStep, fused_scan
 from depth.jaxprs import Program
 from tests.fused.emulator import emulated
 from tests.problems import on_a_cpu, rounding
@@ -306,7 +306,7 @@ def test_its_time_is_predicted_for_gpus():
     step, arrays = fused(gru(2), numbers(40, 2), numbers(L, 40, 2), 1)
     wide, _ = fused(gru(4), numbers(40, 4), numbers(L, 40, 2), 1)
     assert (step.threads, step.waits < wide.waits) == (64, True)
-    from deeppcr.fused import fused_scan
+    from deeppcr.lower.gpu.fused import fused_scan
 
     cost = depth.analyze(partial(fused_scan, step, reverse=False, length=L), *arrays)
     loop = depth.analyze(

@@ -14,9 +14,9 @@ from jax.interpreters import mlir
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
-from deeppcr.fused import nvrtc
-from deeppcr.fused.kernel import kernel_of
-from deeppcr.fused.step import FusedStep
+from deeppcr.lower.gpu.fused import nvrtc
+from deeppcr.lower.gpu.fused.kernel import kernel_of
+from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.programs.calls import Call
 from deeppcr.programs.cut_first import evaluate
 

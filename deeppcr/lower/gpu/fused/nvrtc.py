@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.fused.functions import INSTRUCTIONS
-from deeppcr.fused.kernel import Kernel
+from deeppcr.lower.gpu.fused.functions import INSTRUCTIONS
+from deeppcr.lower.gpu.fused.kernel import Kernel
 
 Launch = Callable[[Kernel, Sequence[Any], Sequence[Any]], list[Any]]
 """``(kernel, operands, types of the results) -> results``, in a program."""
@@ -28,7 +28,8 @@ KNOWN = (0, 10), (0, 13)  # versions of jax: from the first, before the second
 # units in the last place, as in programs of XLA.
 OPTIONS = b"--gpu-architecture=compute_75", b"--prec-div=false", b"--prec-sqrt=false"
 TURING = 7.5
-TRIAL = 'extern "C" __global__ void kernel() {}'  # compiled once, in 20 ms (CUDA 13.0, a CPU core)
+# Compiled once, in 20 ms (CUDA 13.0, a CPU core), and run once if there is a GPU.
+TRIAL = 'extern "C" __global__ void kernel(const float* x, float* y) { y[0] = 2 * x[0]; }'
 
 
 @cache
@@ -54,7 +55,20 @@ def obstacle() -> str:
         return ""
     if any(float(device.compute_capability) < TURING for device in devices):
         return "kernels are for GPUs since Turing"
-    return missing()
+    return missing() or refused(devices[0])
+
+
+@cache
+def refused(device: Any) -> str:
+    """Why a device does not run a kernel that XLA calls; empty if it does, as a trial shows."""
+    one = jax.ShapeDtypeStruct((1,), np.float32)
+    trial = jax.jit(lambda x: launch(Kernel(TRIAL, 1, 1), [x], [one])[0])
+    try:
+        with jax.ensure_compile_time_eval(), jax.default_device(device):
+            (found,) = np.asarray(trial(np.ones(1, np.float32)))
+    except Exception as error:  # whatever the driver or a later XLA says
+        return f"XLA calls no kernel here ({error})"
+    return "" if found == 2 else "a kernel that XLA calls returns wrong results here"
 
 
 def launch(kernel: Kernel, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deeppcr.fused.operations import Apply, CannotFuse, Operation, convert, operation
+from deeppcr.lower.gpu.fused.operations import Apply, CannotFuse, Operation, convert, operation
 from depth.jaxprs import Program, called, interpret
 from depth.primitives import primitive
 

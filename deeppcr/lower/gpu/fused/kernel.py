@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from deeppcr.fused.functions import FUNCTIONS
-from deeppcr.fused.operations import TYPES, Type, spelled, type_of
-from deeppcr.fused.step import WARP, Axes, FusedStep, own_shape
+from deeppcr.lower.gpu.fused.functions import FUNCTIONS
+from deeppcr.lower.gpu.fused.operations import TYPES, Type, spelled, type_of
+from deeppcr.lower.gpu.fused.step import WARP, Axes, FusedStep, own_shape
 
 # Chosen by the machine code for compute capability 9.0 (CUDA 13.0), and not yet timed on a device.
 AHEAD, READ = 16, 96  # steps, and entries, that are read ahead at most

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import jax
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.fused.operations import CannotFuse
+from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.programs.cut_first import evaluate
 from depth.counts import size
 from depth.jaxprs import Program, equations, is_literal, moved_by

@@ -179,7 +179,7 @@ def latest(entries: Iterable[Any]) -> float:
 class Code:
     """The statements of a step; to call it adds one, unless there is the same already.
 
-    So equal entries are the same object, as `deeppcr.fused.entries.narrow` needs it.
+    So equal entries are the same object, as `deeppcr.lower.gpu.fused.entries.narrow` needs it.
 
     Attributes:
         most: instructions, of which more are refused.

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.fused.apart import Apart
-from deeppcr.fused.entries import Entries, evaluate, narrow, table_of
-from deeppcr.fused.operations import NEVER, CannotFuse, Code, latest
+from deeppcr.lower.gpu.fused.apart import Apart
+from deeppcr.lower.gpu.fused.entries import Entries, evaluate, narrow, table_of
+from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code, latest
 from depth.jaxprs import Program, is_literal, needed
 
 WARP = 32  # threads that run together
