@@ -86,6 +86,21 @@ def test_each_example_has_its_own_guess(method):
     assert_agree(jax.jit(gradient)(guesses), right)
 
 
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_examples_may_pass_their_states_on(combination):
+    def step(z, x):
+        z = 0.5 * jnp.tanh(z + x) + 0.3 * lax.ppermute(z, "examples", [(0, 1), (1, 0)])
+        return z, z
+
+    def value(scan, zs):
+        one = lambda z: scan(step, z, XS)[1]  # noqa: E731
+        return jnp.sum(jax.vmap(one, axis_name="examples")(zs) ** 2)
+
+    ours = partial(deeppcr.scan, **COMBINATIONS[combination])
+    both = jax.jit(lambda zs: [jax.value_and_grad(partial(value, f))(zs) for f in (ours, lax.scan)])
+    assert_agree(*both(jnp.stack([Z0, 2 * Z0])))
+
+
 def test_a_chain_in_a_step_is_mapped_once_for_the_same_shapes(monkeypatch):
     """However often the program of the outer chain evaluates its step."""
     sizes = []

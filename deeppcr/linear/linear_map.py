@@ -24,9 +24,7 @@ from jax.interpreters import ad, batching
 from deeppcr.arrays.avals import like
 from deeppcr.arrays.partition import combine
 from deeppcr.arrays.state import Leaves, add
-from deeppcr.programs.calls import Call
-from depth.counts import named_axes
-from depth.jaxprs import equations, without_constants
+from deeppcr.programs.calls import Call, communicates
 
 Function = Callable[[Leaves, Any], Any]  # of ``known`` arrays and a pytree; it closes over none
 
@@ -97,11 +95,6 @@ def solved(map_: LinearMap, known: Leaves, x: Any, is_transposed: bool = False) 
     role = _Role(map_, is_transposed, len(known), *map(jax.tree.structure, (x, y)))
     leaves = linear_map_p.bind(*known, *jax.tree.leaves(x), call_jaxpr=closed, role=role)
     return jax.tree.unflatten(role.y, leaves)
-
-
-def communicates(closed: Any, axis: Any) -> bool:
-    """Whether examples communicate over their axis."""
-    return any(axis in named_axes(each) for each in equations(without_constants(closed)))
 
 
 class _Primitive(Call):

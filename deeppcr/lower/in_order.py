@@ -56,10 +56,9 @@ def _with_loops(closed: Any, operands: Sequence[Any], linear: bool) -> Leaves:
 class _LoopPrimitive(Lowered):
     """See `Lowered`; the loop of all examples of a `jax.vmap` is a loop, too."""
 
-    def _map(self, operands: Any, axes: Any, **params: Any) -> Any:
-        mapped = jax.vmap(partial(self.run, **params), tuple(axes))
-        results = _with_loops(jax.make_jaxpr(mapped)(*operands), operands, params["linear"])
-        return results, [0] * len(results)
+    def bound(self, closed: Any, operands: Any, params: dict[str, Any]) -> Leaves:
+        """See `Lowered`."""
+        return _with_loops(closed, operands, params["linear"])
 
 
 loop_p = _LoopPrimitive("loop")

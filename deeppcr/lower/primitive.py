@@ -6,12 +6,12 @@ from itertools import compress
 from typing import Any
 
 import jax
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
-from deeppcr.programs.calls import Call, without_unused
+from deeppcr.programs.calls import Call, communicates, without_unused
 
 Program = Callable[..., Leaves]  # of the operands, and of the parameters of the equation by name
 
@@ -24,6 +24,7 @@ class Lowered(Call):
         self.programs: dict[str, Program] = {}
         self.def_abstract_eval(lambda *_, call_jaxpr, **others: list(call_jaxpr.out_avals))
         pe.dce_rules[self] = _without_unused
+        batching.fancy_primitive_batchers[self] = self.map_on
 
     def register(self, platform: str, program: Program, of_several: Program | None = None) -> None:
         """What runs on a platform; ``of_several``: where a program is one of several devices."""
@@ -36,6 +37,21 @@ class Lowered(Call):
             return mlir.lower_fun(f, multiple_results=True)(context, *operands, **params)
 
         mlir.register_lowering(self, rule, platform)
+
+    def map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
+        """The rule for `jax.vmap`: the program of all examples."""
+        if all(each is None for each in axes) and not communicates(params["call_jaxpr"], axis.name):
+            results = self.bind(*operands, **params)
+            return results, [None] * len(results)
+        names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name, "axis_size": axis.size}
+        mapped = jax.vmap(partial(self.run, **params), tuple(axes), **names)
+        results = self.bound(jax.make_jaxpr(mapped)(*operands), operands, params)
+        return results, [0] * len(results)
+
+    def bound(self, closed: Any, operands: Any, params: dict[str, Any]) -> Leaves:
+        """The results of a program, by this primitive."""
+        found: Leaves = self.bind(*operands, **{**params, "call_jaxpr": closed})
+        return found
 
     def lowered(self, platform: str, equation: Any) -> Any:
         """The program that a platform runs: for `depth`."""

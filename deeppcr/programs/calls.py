@@ -11,7 +11,8 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from deeppcr.arrays.partition import combine
-from depth.jaxprs import without_constants
+from depth.counts import named_axes
+from depth.jaxprs import equations, without_constants
 
 
 class Call(Primitive):
@@ -88,3 +89,8 @@ def with_operands(closed: Any) -> tuple[Any, list[Any]]:
     if closed is jaxpr:  # since jax 0.11
         return closed.replace(constvars=[], consts=[], invars=invars), consts
     return closed.replace(jaxpr=jaxpr.replace(constvars=[], invars=invars), consts=[]), consts
+
+
+def communicates(closed: Any, axis: Any) -> bool:
+    """Whether examples communicate over their axis."""
+    return any(axis in named_axes(each) for each in equations(without_constants(closed)))

@@ -26,9 +26,8 @@ from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once, program_key
 from deeppcr.chain.examples import differing
 from deeppcr.chain.signature import Signed
-from deeppcr.linear.linear_map import communicates
 from deeppcr.lower import by_platform, is_eager, platforms
-from deeppcr.programs.calls import Call, without_unused
+from deeppcr.programs.calls import Call, communicates, without_unused
 from deeppcr.solution import Run
 from deeppcr.solving.problem import Problem, converted_structure, solution_of, step_of
 from depth.jaxprs import HoldsProgram, Program

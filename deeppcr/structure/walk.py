@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from deeppcr.programs.effects import LOCAL
 from deeppcr.structure.groups import Groups, Labels
+from depth.counts import named_axes
 from depth.jaxprs import has_side_effects, is_literal, is_reference, needed
 from depth.primitives import primitive
 
@@ -177,9 +179,10 @@ def has_references(equation: Any) -> bool:
 
 
 def _is_collective(equation: Any) -> bool:
-    """Whether devices communicate: its only effect is that on a named axis."""
+    """Whether devices, or examples of a `jax.vmap`, communicate over a named axis."""
     only_named = bool(equation.effects) and not has_side_effects(equation)
-    return only_named or primitive(equation).kind == "collective"
+    names = bool(named_axes(equation)) and equation.primitive.name not in LOCAL
+    return only_named or names or primitive(equation).kind == "collective"
 
 
 def _everywhere(visit: Visit, label: Labels) -> list[Labels]:
