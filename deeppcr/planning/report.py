@@ -129,8 +129,8 @@ class Plan:
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
         >>> plan = deeppcr.plan(chain, jnp.zeros(64), device="H200")
-        >>> isinstance(plan.method, deeppcr.Newton), plan.predicted_speedup > 2
-        (True, True)
+        >>> plan.predicted_speedup > 2
+        True
     """
 
     layers: Description | None
