@@ -2,7 +2,7 @@
 
 rules.py            the tangent equations as one linear system; its transpose is backpropagation
 custom_vjp.py       steps with a linear `jax.custom_vjp`, in both modes
-transposed.py       linear functions for `jax.lax.custom_linear_solve`
+transposed.py       a linear function that is the transpose of a given one
 backpropagation.py  one step after another
 jacobian.py         Jacobian blocks of all steps and one linear recurrence
 refine.py           the same with approximate blocks
