@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import math
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -176,7 +177,7 @@ class Solution:
         except jax.errors.ConcretizationTypeError:
             return "Solution inside jax.jit: no numbers yet. Return it, and print it outside."
         except (TypeError, ValueError, IndexError):
-            return repr(self)  # several chains
+            return "\n".join(_of_several(self))
 
 
 @jax.jit
@@ -258,6 +259,17 @@ def last_of(states: Array) -> Array:
     """
     last = lax.optimization_barrier(jnp.int32(-1))
     return lax.dynamic_index_in_dim(states, last, keepdims=False)
+
+
+def _of_several(solution: Solution) -> list[str]:
+    """How many chains have which result; the solution is one of a `jax.vmap`."""
+    results = np.asarray(solution.result).ravel().tolist()
+    counts = Counter(Result(each).name.lower().replace("_", " ") for each in results)
+    found = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return [
+        f"{len(results)} chains: {found}",
+        "That of chain k: jax.tree.map(lambda leaf: leaf[k], solution)",
+    ]
 
 
 def _lines(solution: Solution) -> list[str]:

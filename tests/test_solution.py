@@ -70,6 +70,7 @@ def test_each_of_a_batch_has_its_own():
     many = jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method="newton"))
     found = jax.jit(many)(normal(2, 3, 2))
     assert found.method.shape == (3,)
+    assert str(found).splitlines()[0] == "3 chains: 3 converged"
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[0], found)
     assert str(one).splitlines()[0].startswith("newton")
 
