@@ -98,7 +98,7 @@ def _pull(equation: Any, operands: Sequence[Any], mask: Sequence[bool]) -> tuple
         return partition(results, floating(equation.outvars)), results
 
     _, back, results = jax.vjp(f, partition(operands, mask), has_aux=True)
-    return results, lambda cotangents: back(cotangents)[0]
+    return results, back
 
 
 def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
@@ -110,9 +110,10 @@ def _both_modes(equation: Any, operands: Sequence[Any]) -> list[Any]:
 
     def push(primals: Leaves, tangents: list[Any]) -> tuple[list[Any], list[Any]]:
         mask, moved = moving(primals, tangents)
-        results, given = _pull(equation, primals, mask)[0], floating(equation.outvars)
-        rule = lambda known, g: _pull(equation, known, mask)[1](g)  # noqa: E731
-        pushed = transposed_by(rule, moved, partition(results, given), primals)
+        results, back = _pull(equation, primals, mask)
+        given, (kept, tree) = floating(equation.outvars), jax.tree.flatten(back)
+        rule = lambda kept, g: jax.tree.unflatten(tree, kept)(g)[0]  # noqa: E731
+        pushed = transposed_by(rule, moved, partition(results, given), kept)
         zeros = list(map(zero_tangent, results))
         return list(map(_batched_in_front, results)), combine(
             zeros, given, map(_batched_in_front, pushed)
