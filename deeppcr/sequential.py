@@ -10,7 +10,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_flag, suggests_keywords
-from deeppcr.lower import CannotFuse, FusedStep, fused_scan, obstacle, platform, platforms
+from deeppcr.lower import CannotFuse, FusedStep, fused_scan, kernels_run, platforms
 from deeppcr.progress import Progress, check_progress
 from deeppcr.solution import Run
 
@@ -130,7 +130,7 @@ def fused_step(chain: TracedChain) -> FusedStep:
 
 def kernel_of(chain: TracedChain) -> FusedStep | None:
     """The step for a kernel of a GPU whose values stay in registers; None if there is none."""
-    if platform() != "cuda" or obstacle():
+    if not kernels_run():
         return None
     try:
         step = fused_step(chain)

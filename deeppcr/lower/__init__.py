@@ -18,8 +18,8 @@ from deeppcr.lower.at_once import each
 from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_in_cache
 from deeppcr.lower.compiler import compiler_options
 from deeppcr.lower.cpu.patches import as_products, own_filters
-from deeppcr.lower.cpu.pieces import join, split, stack
-from deeppcr.lower.gpu.fused import CannotFuse, FusedStep, fused_scan, obstacle
+from deeppcr.lower.cpu.pieces import split, stack
+from deeppcr.lower.gpu.fused import CannotFuse, FusedStep, fused_scan, kernels_run, obstacle
 from deeppcr.lower.in_order import loop
 from deeppcr.lower.targets import target
 from deeppcr.lower.variants import (
@@ -28,7 +28,6 @@ from deeppcr.lower.variants import (
     compiled_for,
     differing,
     is_eager,
-    platform,
     platforms,
 )
 
@@ -47,11 +46,10 @@ __all__ = [
     "fused_scan",
     "gpu",
     "is_eager",
-    "join",
+    "kernels_run",
     "loop",
     "obstacle",
     "own_filters",
-    "platform",
     "platforms",
     "scan_in_chunks",
     "split",

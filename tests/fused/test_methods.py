@@ -129,7 +129,7 @@ def test_auto_takes_it_where_it_is_the_fastest():
 
 
 def test_a_plan_says_why_a_gpu_runs_no_kernels(monkeypatch):
-    for name in ("deeppcr.sequential", "deeppcr.planning.plan"):
+    for name in ("deeppcr.lower.gpu.fused.nvrtc", "deeppcr.planning.plan"):
         monkeypatch.setattr(import_module(name), "obstacle", lambda: "no compiler")
     shape = jax.ShapeDtypeStruct((500, 2), "float32")
     plan = deeppcr.plan(Chain(CELL, shape), H, device="H200")

@@ -18,6 +18,7 @@ import numpy as np
 
 from deeppcr.lower.gpu.fused.functions import INSTRUCTIONS
 from deeppcr.lower.gpu.fused.kernel import Kernel
+from deeppcr.lower.variants import platform
 
 Launch = Callable[[Kernel, Sequence[Any], Sequence[Any]], list[Any]]
 """``(kernel, operands, types of the results) -> results``, in a program."""
@@ -56,6 +57,11 @@ def obstacle() -> str:
     if any(float(device.compute_capability) < TURING for device in devices):
         return "kernels are for GPUs since Turing"
     return missing() or refused(devices[0])
+
+
+def kernels_run() -> bool:
+    """Whether programs are traced for GPUs that run kernels."""
+    return platform() == "cuda" and not obstacle()
 
 
 @cache
