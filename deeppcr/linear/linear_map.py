@@ -19,12 +19,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
 
 from deeppcr.arrays.avals import like
 from deeppcr.arrays.partition import combine
 from deeppcr.arrays.state import Leaves, add
-from deeppcr.programs.calls import Call, communicates
+from deeppcr.programs.calls import Call
 
 Function = Callable[[Leaves, Any], Any]  # of ``known`` arrays and a pytree; it closes over none
 
@@ -127,15 +127,10 @@ class _Primitive(Call):
         pairs = zip(jax.tree.leaves(found), moves, strict=True)
         return [None] * role.known + [x if moving else None for x, moving in pairs]
 
-    def map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
-        """The rule for `jax.vmap`: the linear map of examples."""
+    def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
         role: _Role = params["role"]
-        if all(each is None for each in axes) and not communicates(params["call_jaxpr"], axis.name):
-            results = self.bind(*operands, **params)
-            return results, [None] * len(results)
-        names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name, "axis_size": axis.size}
         known, x = list(operands[: role.known]), list(operands[role.known :])
-        x = list(jax.vmap(lambda *leaves: leaves, tuple(axes[role.known :]), **names)(*x))
+        x = list(jax.vmap(lambda *leaves: leaves, axes[role.known :], **names)(*x))
         mapped = role.map.mapped(axes[: role.known], **names)
         y = solved(mapped, known, jax.tree.unflatten(role.x, x), role.is_transposed)
         leaves = jax.tree.leaves(y)
@@ -143,7 +138,3 @@ class _Primitive(Call):
 
 
 linear_map_p = _Primitive("linear_map")
-linear_map_p.def_effectful_abstract_eval(
-    lambda *_, call_jaxpr, role: (list(call_jaxpr.out_avals), call_jaxpr.effects)
-)
-batching.fancy_primitive_batchers[linear_map_p] = linear_map_p.map_on

@@ -12,7 +12,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.written_apart import written_apart
 from deeppcr.lower.primitive import Lowered
 from deeppcr.lower.targets import target
-from depth.jaxprs import Program, bind, entered, interpret, is_literal, scan_parts
+from depth.jaxprs import Program, Rule, bind, entered, interpret, is_literal, scan_parts
 
 
 def loop(
@@ -123,6 +123,11 @@ class Loop(NamedTuple):
         variables = [*self.program.constvars, *self.program.invars]
         return dict(zip(variables, [*constants, *carry, *x], strict=True))
 
+    def evaluated(self, constants: Leaves, carry: Leaves, x: Leaves, rule: Rule = bind) -> Leaves:
+        """The next carry and the ``y`` of a step; ``rule`` as in `interpret`."""
+        known = self.known(constants, carry, x)
+        return interpret(self.program, known, self.program.outvars, rule)
+
     def retraced(
         self,
         operands: Operands,
@@ -153,8 +158,7 @@ class Loop(NamedTuple):
         """The last carry and the ``y`` of all steps, by `jax.lax.scan`."""
 
         def step(carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
-            known = self.known(operands.constants, carry, x)
-            found = interpret(self.program, known, self.program.outvars, bind)
+            found = self.evaluated(operands.constants, carry, x)
             return found[: self.states], found[self.states :]
 
         return lax.scan(step, operands.carry, operands.xs, self.length, self.reverse, self.unroll)

@@ -6,12 +6,12 @@ from itertools import compress
 from typing import Any
 
 import jax
-from jax.interpreters import batching, mlir
+from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
-from deeppcr.programs.calls import Call, communicates, without_unused
+from deeppcr.programs.calls import Call, without_unused
 
 Program = Callable[..., Leaves]  # of the operands, and of the parameters of the equation by name
 
@@ -22,9 +22,7 @@ class Lowered(Call):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.programs: dict[str, Program] = {}
-        self.def_abstract_eval(lambda *_, call_jaxpr, **others: list(call_jaxpr.out_avals))
         pe.dce_rules[self] = _without_unused
-        batching.fancy_primitive_batchers[self] = self.map_on
 
     def register(self, platform: str, program: Program, of_several: Program | None = None) -> None:
         """What runs on a platform; ``of_several``: where a program is one of several devices."""
@@ -38,13 +36,8 @@ class Lowered(Call):
 
         mlir.register_lowering(self, rule, platform)
 
-    def map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
-        """The rule for `jax.vmap`: the program of all examples."""
-        if all(each is None for each in axes) and not communicates(params["call_jaxpr"], axis.name):
-            results = self.bind(*operands, **params)
-            return results, [None] * len(results)
-        names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name, "axis_size": axis.size}
-        mapped = jax.vmap(partial(self.run, **params), tuple(axes), **names)
+    def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
+        mapped = jax.vmap(partial(self.run, **params), axes, **names)
         results = self.bound(jax.make_jaxpr(mapped)(*operands), operands, params)
         return results, [0] * len(results)
 

@@ -29,7 +29,10 @@ class Call(Primitive):
         mlir.register_lowering(self, mlir.lower_fun(self.run, multiple_results=True))
         ad.primitive_jvps[self] = self._push
         ad.primitive_transposes[self] = self._transpose
-        batching.primitive_batchers[self] = self._map
+        batching.fancy_primitive_batchers[self] = self._map_on
+        self.def_effectful_abstract_eval(
+            lambda *_, call_jaxpr, **others: (list(call_jaxpr.out_avals), call_jaxpr.effects)
+        )
 
     def bind(self, *operands: Any, subfuns: Sequence[Any] = (), **params: Any) -> Any:
         if subfuns:
@@ -61,8 +64,16 @@ class Call(Primitive):
         found = iter(transposed(list(map(ad.instantiate_zeros, cotangents))))
         return [next(found) if moving else None for moving in moves]
 
-    def _map(self, operands: Any, axes: Any, **params: Any) -> Any:
-        results = jax.vmap(partial(self.run, **params), tuple(axes))(*operands)
+    def _map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
+        if all(each is None for each in axes) and not communicates(params["call_jaxpr"], axis.name):
+            results = self.bind(*operands, **params)
+            return results, [None] * len(results)
+        names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name, "axis_size": axis.size}
+        return self._map(operands, tuple(axes), names, params)
+
+    def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
+        """The results for examples, and their axes; ``names``: further arguments of `jax.vmap`."""
+        results = jax.vmap(partial(self.run, **params), axes, **names)(*operands)
         return results, [0] * len(results)
 
     def run(self, *operands: Any, call_jaxpr: Any, **others: Any) -> list[Any]:

@@ -27,7 +27,7 @@ from deeppcr.lower.in_order import Loop, Operands
 from deeppcr.programs.calls import Call
 from deeppcr.programs.terms import is_real_product
 from depth.counts import convolved, size
-from depth.jaxprs import bind, called, equations, interpret, moved_by, run
+from depth.jaxprs import bind, called, equations, moved_by, run
 from depth.primitives import primitive
 
 # What XLA reads from a call. It is private to XLA: see `is_honoured`.
@@ -68,14 +68,8 @@ def one_function(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
         return loop, operands
     if len(loop.inputs) + len(loop.outputs) > MANY:
         loop, operands = stacked(loop, operands, of_x=True)
-    loop, operands = loop.retraced(operands, partial(_by_vectors, loop))
+    loop, operands = loop.retraced(operands, partial(loop.evaluated, rule=_result))
     return loop._replace(run=_in_one_function), operands
-
-
-def _by_vectors(loop: Loop, constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
-    """A step whose products of matrices are products with vectors."""
-    known = loop.known(constants, carry, x)
-    return interpret(loop.program, known, loop.program.outvars, _result)
 
 
 def _in_one_function(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
@@ -165,7 +159,6 @@ def _marked(*operands: Any, call_jaxpr: Any) -> list[Any]:
         return jax.jit(one_function)(*lax.optimization_barrier(operands))[0]
 
 
-one_function_p.def_abstract_eval(lambda *_, call_jaxpr: list(call_jaxpr.out_avals))
 mlir.register_lowering(one_function_p, mlir.lower_fun(_marked, multiple_results=True), "cpu")
 
 

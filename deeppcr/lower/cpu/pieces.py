@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from deeppcr.programs.calls import Call
 
@@ -74,44 +74,35 @@ def _bind(primitive: Primitive, operands: Sequence[Any], sizes: Sizes) -> list[A
     return found
 
 
-def _push(primitive: Primitive, primals: Any, tangents: Any, *, sizes: Sizes, **_: Any) -> Any:
-    values = _bind(primitive, primals, sizes)
-    if all(isinstance(t, ad.Zero) for t in tangents):
-        return values, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in values]
-    return values, _bind(primitive, list(map(ad.instantiate_zeros, tangents)), sizes)
+class _Pieces(Call):
+    """See `Call`; ``fast`` runs on a CPU. The one primitive is the transpose of the other."""
+
+    def __init__(self, name: str, fast: Callable[..., Any]) -> None:
+        super().__init__(name)
+        mlir.register_lowering(
+            self, mlir.lower_fun(lambda *x, sizes, **_: fast(*x, sizes=sizes), True), "cpu"
+        )
+        run = jax.jit(lambda operands, sizes: _bind(self, operands, sizes), static_argnums=1)
+        self.def_impl(lambda *operands, sizes, call_jaxpr: run(operands, sizes))
+
+    def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
+        sizes = params["sizes"]
+        values = _bind(self, primals, sizes)
+        if all(isinstance(t, ad.Zero) for t in tangents):
+            return values, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in values]
+        return values, _bind(self, list(map(ad.instantiate_zeros, tangents)), sizes)
+
+    def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
+        """See `Call`; the examples are on axis 1: axis 0 is that of the pieces."""
+        moved = jax.vmap(lambda *each: each, axes, 1, **names)(*operands)
+        found = _bind(self, moved, params["sizes"])
+        return found, [1] * len(found)
+
+    def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
+        inverse = split_p if self is join_p else join_p
+        found = _bind(inverse, list(map(ad.instantiate_zeros, cotangents)), params["sizes"])
+        pairs = zip(found, operands, strict=True)
+        return [x if ad.is_undefined_primal(operand) else None for x, operand in pairs]
 
 
-def _map(primitive: Primitive, operands: Any, axes: Any, *, sizes: Sizes, **_: Any) -> Any:
-    """The examples on axis 1: axis 0 is that of the pieces."""
-    moved = jax.vmap(lambda *each: each, tuple(axes), 1)(*operands)
-    found = _bind(primitive, moved, sizes)
-    return found, [1] * len(found)
-
-
-def _transpose(
-    primitive: Primitive, cotangents: Any, *operands: Any, sizes: Sizes, **_: Any
-) -> list[Any]:
-    """The cotangents of the operands: the one primitive is the transpose of the other."""
-    inverse = split_p if primitive is join_p else join_p
-    found = _bind(inverse, list(map(ad.instantiate_zeros, cotangents)), sizes)
-    pairs = zip(found, operands, strict=True)
-    return [x if ad.is_undefined_primal(operand) else None for x, operand in pairs]
-
-
-def _primitive(name: str, fast: Callable[..., Any]) -> Primitive:
-    made = Call(name)
-    mlir.register_lowering(
-        made,
-        mlir.lower_fun(lambda *operands, sizes, **_: fast(*operands, sizes=sizes), True),
-        "cpu",
-    )
-    run = jax.jit(lambda operands, sizes: _bind(made, operands, sizes), static_argnums=1)
-    made.def_impl(lambda *operands, sizes, call_jaxpr: run(operands, sizes))
-    made.def_abstract_eval(lambda *_, sizes, call_jaxpr: list(call_jaxpr.out_avals))
-    ad.primitive_jvps[made] = partial(_push, made)
-    ad.primitive_transposes[made] = partial(_transpose, made)
-    batching.primitive_batchers[made] = partial(_map, made)
-    return made
-
-
-join_p, split_p = _primitive("join", _join), _primitive("split_alike", _split_alike)
+join_p, split_p = _Pieces("join", _join), _Pieces("split_alike", _split_alike)

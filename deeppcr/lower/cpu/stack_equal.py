@@ -17,7 +17,6 @@ from jax import Array, lax
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.in_order import Loop, Operands
-from depth.jaxprs import bind, interpret
 
 MOST = 256  # entries of an array that is put into another
 
@@ -32,8 +31,7 @@ def stacked(loop: Loop, operands: Operands, of_x: bool) -> tuple[Loop, Operands]
     xs, ys = ([x.aval for x in variables] for variables in (loop.inputs, loop.outputs))
 
     def step(constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
-        known = loop.known(constants, carry, from_split(x, xs) if of_x else x)
-        found = interpret(loop.program, known, loop.program.outvars, bind)
+        found = loop.evaluated(constants, carry, from_split(x, xs) if of_x else x)
         return [*found[: loop.states], *stack_equal(found[loop.states :], ys)]
 
     inputs = jax.eval_shape(lambda x: stack_equal(x, xs), xs) if of_x else None

@@ -77,7 +77,6 @@ def _on_a_gpu(*operands: Any, call_jaxpr: Any, step: FusedStep, **others: Any) -
 
 
 fused_scan_p.def_impl(lambda *x, **params: jax.jit(partial(fused_scan_p.bind, **params))(*x))
-fused_scan_p.def_abstract_eval(lambda *_, call_jaxpr, **others: list(call_jaxpr.out_avals))
 mlir.register_lowering(
     fused_scan_p, mlir.lower_fun(_on_a_gpu, multiple_results=True), platform="cuda"
 )
