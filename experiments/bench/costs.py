@@ -12,8 +12,8 @@ from depth.analysis import analyze_jaxpr, analyze_loops
 
 
 def is_fallback(name: str) -> bool:
-    """Whether a loop is a sequential fallback, by its name."""
-    return in_scope(name, loops.FALLBACK) or in_scope(name, loops.REPAIR)
+    """Whether a loop completes what another one has not achieved, by its name."""
+    return any(in_scope(name, each) for each in (loops.FALLBACK, loops.REPAIR, loops.CORRECTION))
 
 
 def in_scope(name: str, scope: str) -> bool:
