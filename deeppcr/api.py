@@ -17,10 +17,17 @@ from deeppcr.axis import LOCAL
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_carry, with_outputs
 from deeppcr.checks import describe, describe_type, leaves_as_arrays, unknown_keyword
-from deeppcr.choose import AdjointOption, Auto, MethodOption, find_adjoint, find_method
+from deeppcr.choose import (
+    AdjointOption,
+    Auto,
+    MethodOption,
+    always_loops,
+    find_adjoint,
+    find_method,
+)
 from deeppcr.layers import Repeated, Segment, apply_layers
 from deeppcr.linear import LinearSolver
-from deeppcr.lower import is_eager, platforms
+from deeppcr.lower import is_eager
 from deeppcr.newton import Newton
 from deeppcr.newton.guess import users_guess
 from deeppcr.newton.tolerance import is_number, tolerances
@@ -239,7 +246,7 @@ def forward(
         raise unknown_keyword(forward, unknown)
     find_method(method)  # check names even if no layers form a chain
     find_adjoint(adjoint)
-    is_quick = (method, adjoint) == ("auto", "auto") and platforms() == ("cpu",)
+    is_quick = always_loops(method, adjoint)
 
     def checked(x: Any) -> int:
         """The batch axes of the input of a chain."""

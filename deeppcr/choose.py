@@ -24,7 +24,7 @@ from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.linear.named import FEW_STEPS, pcr_suits
 from deeppcr.linearize import exact_linearization
-from deeppcr.lower import compiled_for
+from deeppcr.lower import compiled_for, platforms
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import USUAL
 from deeppcr.newton.damping import TrustRegion
@@ -159,6 +159,11 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         times = ", ".join(f"{name} {1e3 * t:.3g} ms" for name, t in self.seconds.items())
         return self.reason or f"rule for an H100: {times}"
+
+
+def always_loops(method: Any, adjoint: Any) -> bool:
+    """Whether a loop computes the states of every chain, and its derivative."""
+    return (method, adjoint) == ("auto", "auto") and platforms() == ("cpu",)
 
 
 def choose_method(chain: TracedChain, platform: str, iterations: int = USUAL) -> Choice:

@@ -10,7 +10,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_flag, suggests_keywords
-from deeppcr.lower import CannotFuse, FusedStep, fused_scan, kernels_run, platforms
+from deeppcr.lower import CannotFuse, FusedStep, fused_scan, is_for_gpus, kernels_run
 from deeppcr.progress import Progress, check_progress
 from deeppcr.solution import Run
 
@@ -99,7 +99,7 @@ class FusedLoop:
 
     def solve(self, chain: TracedChain) -> Run:
         """All states; on a GPU by one kernel."""
-        if "cuda" not in platforms():
+        if not is_for_gpus():
             return self.method.solve(chain)
         last, trajectory = fused_scan(
             self.step, chain.initial, chain.inputs, chain.captured, False, chain.length

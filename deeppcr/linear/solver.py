@@ -30,7 +30,7 @@ from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.judged import System, solve_judged
 from deeppcr.loops import unless
-from deeppcr.lower import CannotFuse, FusedStep, fused_scan, platforms
+from deeppcr.lower import CannotFuse, FusedStep, fused_scan, is_for_gpus
 from depth.jaxprs import Program
 
 Solve = Callable[[Blocks, Array, bool], Array]
@@ -204,7 +204,7 @@ def _in_one_kernel(steps: Blocks, b: Array, reverse: bool) -> Array | None:
             f"fused=True, but the recurrence of {type(steps).__name__} cannot be one kernel: "
             f"{error}. Use fused=False."
         ) from None
-    if "cuda" not in platforms():
+    if not is_for_gpus():
         return None
     _, (y,) = fused_scan(fused, [jnp.zeros_like(b[0])], arrays, [], reverse, len(b))
     return y

@@ -19,7 +19,14 @@ from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_in_cache
 from deeppcr.lower.compiler import compiler_options
 from deeppcr.lower.cpu.patches import as_products, own_filters
 from deeppcr.lower.cpu.pieces import split, stack
-from deeppcr.lower.gpu.fused import CannotFuse, FusedStep, fused_scan, kernels_run, obstacle
+from deeppcr.lower.gpu.fused import (
+    CannotFuse,
+    FusedStep,
+    fused_scan,
+    is_for_gpus,
+    kernels_run,
+    obstacle,
+)
 from deeppcr.lower.in_order import loop
 from deeppcr.lower.targets import target
 from deeppcr.lower.variants import (
@@ -46,6 +53,7 @@ __all__ = [
     "fused_scan",
     "gpu",
     "is_eager",
+    "is_for_gpus",
     "kernels_run",
     "loop",
     "obstacle",

@@ -28,8 +28,9 @@ T = TypeVar("T")
 DEFAULT = "default"
 
 
-def differing(variants: Mapping[str, T]) -> dict[str, T]:
-    """The first variant as "default", and by platform those that differ from it."""
+def differing(variant: Callable[[str], T]) -> dict[str, T]:
+    """The variant for the first platform as "default", and by platform those that differ."""
+    variants = {platform: variant(platform) for platform in platforms()}
     default = next(iter(variants.values()))
     return {DEFAULT: default} | {
         platform: variant

@@ -37,7 +37,7 @@ from deeppcr.linearize import (
     find_linearization,
     memory_budget,
 )
-from deeppcr.lower import DEFAULT, by_platform, differing, platforms
+from deeppcr.lower import DEFAULT, by_platform, differing
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
@@ -161,13 +161,15 @@ class Problem:
         option, shape = self.method, self.chain.mapped
         if not isinstance(option, Auto):
             return {DEFAULT: option}
-        found = {name: choose_method(self.chain, name).option for name in platforms()}
-        if shape:  # the examples share the memory
-            each = max(1, memory_budget() // math.prod(shape))
-            for name, method in found.items():
-                if isinstance(method, Newton):
-                    found[name] = dataclasses.replace(method, memory=each)
-        return differing({name: option.with_options(method) for name, method in found.items()})
+
+        def chosen(platform: str) -> Method:
+            method = choose_method(self.chain, platform).option
+            if shape and isinstance(method, Newton):  # the examples share the memory
+                each = max(1, memory_budget() // math.prod(shape))
+                method = dataclasses.replace(method, memory=each)
+            return option.with_options(method)
+
+        return differing(chosen)
 
     def adjoints(self) -> dict[str, AdjointSolver | Autodiff]:
         """The adjoint, by platform."""
@@ -178,9 +180,7 @@ class Problem:
             method = dataclasses.replace(method, linearize=blocks)
         found: dict[str, AdjointOption] = {DEFAULT: adjoint}
         if adjoint is None:
-            found = differing(
-                {name: choose_adjoint(shapes, method, name).option for name in platforms()}
-            )
+            found = differing(lambda platform: choose_adjoint(shapes, method, platform).option)
         elif isinstance(adjoint, Adjoint) and "linearize_adjoint" in self.arrays:
             blocks = self.arrays["linearize_adjoint"]
             found = {DEFAULT: dataclasses.replace(adjoint, linearize=blocks)}

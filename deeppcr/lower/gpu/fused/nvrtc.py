@@ -18,7 +18,7 @@ import numpy as np
 
 from deeppcr.lower.gpu.fused.functions import INSTRUCTIONS
 from deeppcr.lower.gpu.fused.kernel import Kernel
-from deeppcr.lower.variants import platform
+from deeppcr.lower.variants import platform, platforms
 
 Launch = Callable[[Kernel, Sequence[Any], Sequence[Any]], list[Any]]
 """``(kernel, operands, types of the results) -> results``, in a program."""
@@ -57,6 +57,11 @@ def obstacle() -> str:
     if any(float(device.compute_capability) < TURING for device in devices):
         return "kernels are for GPUs since Turing"
     return missing() or refused(devices[0])
+
+
+def is_for_gpus() -> bool:
+    """Whether programs may be lowered for a GPU."""
+    return "cuda" in platforms()
 
 
 def kernels_run() -> bool:
