@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.adjoint.backpropagation import Backpropagation
+from deeppcr.adjoint.one_kernel import pulled
 from deeppcr.adjoint.refine import refine
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
@@ -177,6 +178,14 @@ class JacobianAdjoint:
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
+        by_blocks = partial(self._by_blocks, chain, states, g, enter)
+        if self.is_exact and self.solver == find_solver("auto"):
+            return pulled(chain, states, g, enter, by_blocks)
+        return by_blocks()
+
+    def _by_blocks(
+        self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
+    ) -> tuple[Leaves, Leaves]:
         layout, axis = chain.layout, chain.axis.reversed
         right = layout.flatten(g)
         right = axis.set_first(right, right[-1] + layout.flatten(enter))

@@ -25,6 +25,7 @@ from deeppcr.chain.step import Step
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.loops import ITERATION, STEP, iterate, named
 from deeppcr.lower import target
+from deeppcr.newton import one_kernel
 from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
 from deeppcr.newton.damping import SWEEPS, Trial, TrustRegion, largest
 from deeppcr.newton.fallback import finish
@@ -97,6 +98,10 @@ class NewtonSolver:
         )
 
     def solve(self, chain: TracedChain) -> Run:
+        """The states: by one kernel where there is one, else iterated."""
+        return one_kernel.solved(self, chain, self.iterated) or self.iterated(chain)
+
+    def iterated(self, chain: TracedChain) -> Run:
         """Iterate from the initial trajectory until convergence, or until the budget is spent."""
         of_inputs = [x.aval.dtype for x in self.step.jaxpr.invars[self.step.states :]]
         in_float32 = dataclasses.replace(

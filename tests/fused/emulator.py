@@ -11,6 +11,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from deeppcr.lower.gpu.fused.primitive import fused_scan_p, one_kernel
+from deeppcr.lower.gpu.fused.solve import fused_solve_p, solved_by_kernel
 
 # What `deeppcr.lower.gpu.fused.functions` has instructions of a GPU for, and what is in no header of C.
 HOST = r"""
@@ -35,6 +36,23 @@ union half { _Float16 x; unsigned short bits; };
 static unsigned short to_float16(float x) { union half both = {x}; return both.bits; }
 static float from_float16(unsigned short bits) { union half both = {.bits = bits}; return both.x; }
 """
+# Threads that work together run one after another between two barriers, block after block.
+TOGETHER = r"""
+#define EACH for (block = 0; block < RANKS; block++) \
+  for (threadIdx.x = 0; threadIdx.x < THREADS; threadIdx.x++)
+#define OWN static struct thread of_thread[RANKS][THREADS];
+#define own of_thread[block][threadIdx.x]
+#define SHARED static struct memory of_block[RANKS];
+#define shared of_block[block]
+#define GROUP blockIdx.x
+#define RANK block
+#define REMOTE(rank) (&of_block[rank])
+#define BARRIER
+#define WITHIN
+#define TOGETHER
+#define __cluster_dims__(x, y, z)
+static int block;
+"""
 LAUNCH = r"""
 void launch(int blocks, int threads, void** p) {{
   for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
@@ -45,10 +63,15 @@ GCC = "gcc", "-O1", "-w", "-fPIC", "-shared"
 
 
 @cache
-def compiled(text, count):
+def compiled(text, count, cluster):
     """The function ``launch`` of a kernel of ``count`` arrays."""
     arrays = ", ".join(f"p[{k}]" for k in range(count))
-    program = HOST + text.replace('extern "C"', "static") + LAUNCH.format(arrays)
+    program = (
+        HOST
+        + TOGETHER * (cluster > 0)
+        + text.replace('extern "C"', "static")
+        + LAUNCH.format(arrays)
+    )
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "kernel.so")
         command = [*GCC, "-x", "c", "-", "-o", library, "-lm"]
@@ -58,10 +81,13 @@ def compiled(text, count):
 
 def launch(kernel, results, *operands):
     """The results of a kernel, of these types. What it does not write is not a number."""
-    found = [np.full(x.shape, np.nan, np.float32).astype(x.dtype) for x in results]
+    with np.errstate(invalid="ignore"):
+        found = [np.full(x.shape, np.nan, np.float32).astype(x.dtype) for x in results]
     arrays = [*(np.ascontiguousarray(x) for x in operands), *found]
     pointers = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
-    compiled(kernel.text, len(arrays))(kernel.blocks, kernel.threads, pointers)
+    run = compiled(kernel.text, len(arrays), kernel.cluster)
+    groups, threads = kernel.blocks, kernel.threads
+    run(*(groups // kernel.cluster, 1) if kernel.cluster else (groups, threads), pointers)
     return found
 
 
@@ -78,6 +104,13 @@ def on_a_cpu(*operands, call_jaxpr, step, **others):
     return one_kernel(in_program, step, operands, call_jaxpr.out_avals, **others)
 
 
+def solved_on_a_cpu(*operands, call_jaxpr, **others):
+    """The same of kernels that iterate."""
+    if not emulated.depth:
+        return fused_solve_p.run(*operands, call_jaxpr=call_jaxpr)
+    return solved_by_kernel(in_program, *operands, call_jaxpr=call_jaxpr, **others)
+
+
 class emulated:
     """A context in which a CPU runs kernels as a GPU does."""
 
@@ -90,6 +123,5 @@ class emulated:
         emulated.depth -= 1
 
 
-mlir.register_lowering(
-    fused_scan_p, mlir.lower_fun(on_a_cpu, multiple_results=True), platform="cpu"
-)
+for primitive, rule in ((fused_scan_p, on_a_cpu), (fused_solve_p, solved_on_a_cpu)):
+    mlir.register_lowering(primitive, mlir.lower_fun(rule, multiple_results=True), platform="cpu")

@@ -4,14 +4,16 @@ import re
 import shutil
 import subprocess
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import jax
 import pytest
 
 import deeppcr
-from deeppcr.lower.gpu.fused import fused_scan, nvrtc
+from deeppcr.lower.gpu.fused import fused_scan, nvrtc, windows
 from deeppcr.lower.gpu.fused.kernel import kernel_of
+from deeppcr.lower.variants import compiled_for
 from tests.fused.test_kernel import (  # noqa: F401
     MLP,
     L,
@@ -41,7 +43,7 @@ def gpu():
 def without_compiler(monkeypatch):
     """As if there were NVRTC, but nothing is compiled: the text of a kernel stands for its PTX."""
     monkeypatch.setattr(nvrtc, "missing", lambda: "")
-    monkeypatch.setattr(nvrtc, "ptx", lambda text, name: text)
+    monkeypatch.setattr(nvrtc, "ptx", lambda text, *_: text)
 
 
 def lowered(f, *arguments):
@@ -68,7 +70,7 @@ def test_without_a_compiler_it_is_a_loop(monkeypatch):
 
 
 def test_it_says_why_there_are_no_kernels(monkeypatch):
-    def broken(text, name):
+    def broken(text, *_):
         raise RuntimeError("NVRTC does not compile a kernel: no disk")
 
     monkeypatch.setattr(nvrtc, "ptx", broken)
@@ -114,13 +116,35 @@ def test_an_older_driver_reads_it():
     assert nvrtc.readable(text, (7, 0)) == ".version 7.0\n.target sm_75\n\tret;\n"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_all_of_it_is_in_registers(name, tmp_path):
+def test_a_solve_for_a_gpu_is_one_call(without_compiler):
+    def states(z, x):
+        return deeppcr.scan(lambda h, x: (gru(4)(h, x), None), z, x, method="newton")[0]
+
+    with compiled_for("cuda"):
+        text = lowered(states, *CASES["GRU of 4"][1:])
+    assert "while" not in text
+    assert re.findall(r"custom_call @(\S+)\(", text) == [nvrtc.TARGET]
+
+
+SOLVES = ["GRU of 1", "GRU of 4", "GRU of 4, 64 examples", "layers of 4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster"), [*((name, None) for name in CASES), *product(SOLVES, [1, 8])]
+)
+def test_all_of_it_is_in_registers(name, cluster, tmp_path):
     if nvrtc.missing() or shutil.which("ptxas") is None:
         pytest.skip("needs ptxas and NVRTC: pip install nvidia-cuda-nvcc nvidia-cuda-nvrtc")
     step, _ = fused(*CASES[name])
-    text = nvrtc.readable(nvrtc.ptx(kernel_of(step, 1000, False).text, "name"), (7, 0))
-    for architecture in ("sm_80", "sm_90"):
+    if cluster:
+        kernel = windows.kernel_of(step, 1000, False, windows.SolvedBelow(9), cluster)
+        cluster = kernel.cluster
+    else:
+        kernel = kernel_of(step, 1000, False)
+    clusters = bool(cluster and cluster > 1)
+    text = nvrtc.ptx(kernel.text, "name", nvrtc.HOPPER if clusters else nvrtc.TURING)
+    text = nvrtc.readable(text, (7, 8) if clusters else (7, 0))
+    for architecture in ("sm_90",) if clusters else ("sm_80", "sm_90"):
         program, out = tmp_path / "kernel.ptx", tmp_path / "kernel"
         program.write_text(text)
         command = ["ptxas", "-v", f"-arch={architecture}", program, "-o", out]

@@ -3,6 +3,17 @@
 from deeppcr.lower.gpu.fused.nvrtc import is_for_gpus, kernels_run, obstacle
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.gpu.fused.primitive import fused_scan
+from deeppcr.lower.gpu.fused.solve import fused_solve
 from deeppcr.lower.gpu.fused.step import FusedStep
+from deeppcr.lower.gpu.fused.windows import SolvedBelow
 
-__all__ = ["CannotFuse", "FusedStep", "fused_scan", "is_for_gpus", "kernels_run", "obstacle"]
+__all__ = [
+    "CannotFuse",
+    "FusedStep",
+    "SolvedBelow",
+    "fused_scan",
+    "fused_solve",
+    "is_for_gpus",
+    "kernels_run",
+    "obstacle",
+]

@@ -53,21 +53,22 @@ def evaluate(program: Program, operands: Sequence[Entries], apply: Apply) -> lis
 
 def _run(program: Any, known: Any, wanted: Any, apply: Apply, batches: int) -> list[Entries]:
     def literal(atom: Any) -> Entries:
-        return _constant(np.asarray(atom.val, atom.aval.dtype), batches)
+        return constant(np.asarray(atom.val, atom.aval.dtype), batches)
 
     return interpret(program, known, wanted, partial(_results, apply, batches), literal)
 
 
 def _called(closed: Any, operands: list[Entries], apply: Apply, batches: int) -> list[Entries]:
     """The results of a program inside of another."""
-    constants = [_constant(np.asarray(value), batches) for value in getattr(closed, "consts", ())]
+    constants = [constant(np.asarray(value), batches) for value in getattr(closed, "consts", ())]
     program = Program.of(closed)
     variables = [*program.constvars, *program.invars]
     known = dict(zip(variables, [*constants, *operands], strict=True))
     return _run(program, known, program.outvars, apply, batches)
 
 
-def _constant(value: np.ndarray, batches: int) -> Entries:
+def constant(value: np.ndarray, batches: int) -> Entries:
+    """An array of numbers, which all examples share."""
     return Entries(table_of(list(value.ravel()), value.shape), (None,) * batches)
 
 
@@ -101,7 +102,7 @@ def _results(
         return _moved(equation, operands, rule)
     if name == "iota" and (rule := primitive(equation).numpy):
         counts = rule(equation, [])[0].astype(equation.outvars[0].aval.dtype)
-        return [_constant(counts, batches)]
+        return [constant(counts, batches)]
     if kind == "elementwise":
         return [_elementwise(equation.outvars[0], operands, partial(apply, _operation(equation)))]
     raise CannotFuse(f"{name} has no counterpart in a kernel")

@@ -27,8 +27,8 @@ TARGET = "__gpu$xla.gpu.ptx"
 KNOWN = (0, 10), (0, 13)  # versions of jax: from the first, before the second
 # The driver compiles it for the GPU that there is, which may be newer. Quotients and roots are to 2
 # units in the last place, as in programs of XLA.
-OPTIONS = b"--gpu-architecture=compute_75", b"--prec-div=false", b"--prec-sqrt=false"
-TURING = 7.5
+OPTIONS = b"--prec-div=false", b"--prec-sqrt=false"
+TURING, HOPPER = 75, 90  # the first with clusters of blocks
 # Compiled once, in 20 ms (CUDA 13.0, a CPU core), and run once if there is a GPU.
 TRIAL = 'extern "C" __global__ void kernel(const float* x, float* y) { y[0] = 2 * x[0]; }'
 
@@ -54,7 +54,7 @@ def obstacle() -> str:
         devices = jax.local_devices(backend="cuda")
     except RuntimeError:  # of programs for another machine nothing is known
         return ""
-    if any(float(device.compute_capability) < TURING for device in devices):
+    if any(capability(device) < TURING for device in devices):
         return "kernels are for GPUs since Turing"
     return missing() or refused(devices[0])
 
@@ -67,6 +67,11 @@ def is_for_gpus() -> bool:
 def kernels_run() -> bool:
     """Whether programs are traced for GPUs that run kernels."""
     return platform() == "cuda" and not obstacle()
+
+
+def capability(device: Any) -> int:
+    """That of 9.0 is 90."""
+    return round(10 * float(device.compute_capability))
 
 
 @cache
@@ -85,14 +90,15 @@ def refused(device: Any) -> str:
 def launch(kernel: Kernel, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of a kernel, in a program for a GPU: see `Launch`."""
     # Of its own, so that a profile tells kernels apart, and nothing takes one for another.
-    name = f"fused_scan_{hashlib.sha256(kernel.text.encode()).hexdigest()[:12]}"
+    kind = "solve" if kernel.cluster else "scan"
+    name = f"fused_{kind}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:12]}"
     sizes = {"grid_x": kernel.blocks, "block_x": kernel.threads, "shared_mem_bytes": 0}
     sizes |= dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), 1)
     found = jax.ffi.ffi_call(TARGET, list(results), custom_call_api_version=4)(
         *operands,
         name=name,
         kernel_type="ptx",
-        kernel_data=ptx(kernel.text, name),
+        kernel_data=ptx(kernel.text, name, HOPPER if kernel.cluster > 1 else TURING),
         output_indices=np.arange(len(results), dtype=np.int32) + len(operands),
         **{name: np.int32(size) for name, size in sizes.items()},
     )
@@ -100,11 +106,12 @@ def launch(kernel: Kernel, operands: Sequence[Any], results: Sequence[Any]) -> l
 
 
 @cache
-def ptx(text: str, name: str) -> str:
+def ptx(text: str, name: str, architecture: int = TURING) -> str:
     """A program of CUDA C, compiled, with ``name`` for its kernel: each once a process."""
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
     source = (INSTRUCTIONS + text).encode()
-    given = [*OPTIONS, f"--define-macro=kernel={name}".encode()]
+    said = f"--gpu-architecture=compute_{architecture}", f"--define-macro=kernel={name}"
+    given = [*OPTIONS, *map(str.encode, said)]
     options = (ctypes.c_char_p * len(given))(*given)
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernel.cu", 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(given), options)

@@ -183,12 +183,14 @@ class Code:
 
     Attributes:
         most: instructions, of which more are refused.
+        folds: whether products with 0 and 1, and sums with 0, are taken for what they are of finite
+            numbers, as in a derivative.
         lines: of C.
         instructions: that have been counted.
     """
 
     def __init__(self, most: int) -> None:
-        self.most, self.instructions = most, 0
+        self.most, self.instructions, self.folds = most, 0, False
         self.lines: list[str] = []
         self._known: dict[str, Value] = {}
 
@@ -200,6 +202,8 @@ class Code:
 
     def __call__(self, operation: Operation, entries: Sequence[Any]) -> Any:
         """The result of an operation."""
+        if self.folds and (known := _folded(operation, entries)) is not None:
+            return known
         text, kind = operation.text.format(*map(spelled, entries)), type_of(operation.dtype)
         if kind.store != "{}":
             text = kind.load.format(kind.store.format(text))
@@ -213,6 +217,28 @@ class Code:
             latency = latest(entries) + operation.latency
             self._known[key] = self.read(text, operation.dtype, latency)
         return self._known[key]
+
+
+# Operands of which one that is 0 makes the result 0; and those that leave the other as it is.
+ZERO = {"{0} * {1}": (0, 1), "{0} / {1}": (0,), "-{0}": (0,)}
+UNIT = {
+    "{0} * {1}": ((0, 1), (1, 1)),
+    "{0} + {1}": ((0, 0), (1, 0)),
+    "{0} - {1}": ((1, 0),),
+    "{0} / {1}": ((1, 1),),
+}
+
+
+def _folded(operation: Operation, entries: Sequence[Any]) -> Any:
+    """What an operation on 0 or 1 results in; None if that is not known."""
+    text, zero = operation.text, np.zeros((), operation.dtype)[()]
+    numbers = [None if isinstance(x, Value) else x for x in entries]
+    if any(numbers[k] == 0 for k in ZERO.get(text, ())):
+        return zero
+    if "?" in text and all(x == 0 for x in numbers[1:]):
+        return zero
+    units = (entries[1 - k] for k, unit in UNIT.get(text, ()) if numbers[k] == unit)
+    return next(units, None)
 
 
 def spelled(entry: Any) -> str:

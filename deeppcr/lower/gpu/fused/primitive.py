@@ -39,7 +39,7 @@ def fused_scan(
 
 
 def _scan(step: FusedStep, reverse: bool, length: int, *operands: Any) -> Leaves:
-    program, states = step.apart.whole if step.apart else step.program, step.states
+    program, states = step.whole, step.states
     end = len(program.invars)
     shared = dict(zip(program.constvars, operands[end:], strict=True))
 
@@ -62,12 +62,8 @@ def one_kernel(
     reverse: bool,
 ) -> list[Any]:
     """The results of these types, by one kernel after what is computed before it."""
-    if apart := step.apart:
-        end = len(apart.whole.invars)
-        rest = apart(list(operands[step.states : end]), list(operands[end:]))
-        operands = [*operands[: step.states], *rest[0], *rest[1]]
-    used = [x for x, axes in zip(operands, step.examples, strict=True) if axes is not None]
-    return launch(kernel_of(step, length, reverse), used, list(map(abstract, results)))
+    kernel = kernel_of(step, length, reverse)
+    return launch(kernel, step.read(operands), list(map(abstract, results)))
 
 
 def _on_a_gpu(*operands: Any, call_jaxpr: Any, step: FusedStep, **others: Any) -> list[Any]:

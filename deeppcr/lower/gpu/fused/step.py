@@ -129,6 +129,19 @@ class FusedStep:
         raise reasons[0]
 
     @property
+    def whole(self) -> Program:
+        """The program with what is computed before."""
+        return self.apart.whole if self.apart else self.program
+
+    def read(self, operands: Sequence[Any]) -> Leaves:
+        """What a kernel reads, of the operands of the whole program: those that a step uses."""
+        if apart := self.apart:
+            end = len(apart.whole.invars)
+            rest = apart(list(operands[self.states : end]), list(operands[end:]))
+            operands = [*operands[: self.states], *rest[0], *rest[1]]
+        return [x for x, axes in zip(operands, self.examples, strict=True) if axes is not None]
+
+    @property
     def operands(self) -> list[tuple[Any, Axes | None]]:
         """Each operand, and where it has examples; None if it is not used."""
         variables = [*self.program.invars, *self.program.constvars]
@@ -145,8 +158,12 @@ class FusedStep:
 
         ``texts``: expressions of the entries of each operand, for one example; None to count.
         """
-        code, tables = Code(MOST), []
-        nowhere = (None,) * len(self.examples[0] or ())
+        code = Code(MOST)
+        return code, self.written(evaluate(self.program, self.tables(code, texts), code))
+
+    def tables(self, code: Code, texts: Sequence[Sequence[str]] | None) -> list[Entries]:
+        """The operands of a step, read at its start: see `code`."""
+        tables, nowhere = [], (None,) * len(self.examples[0] or ())
         for k, (variable, axes) in enumerate(self.operands):
             shape = own_shape(variable.aval.shape, axes)
             if (size := math.prod(shape)) > MOST:
@@ -156,11 +173,20 @@ class FusedStep:
             )
             entries = list(map(read, texts[k] if texts else [""] * size))
             tables.append(Entries(table_of(entries, shape), axes or nowhere))
-        found = evaluate(self.program, tables, code)
-        return code, [
+        return tables
+
+    def written(self, found: Sequence[Entries]) -> Leaves:
+        """The entries of the first results of a step, as they are written."""
+        return [
             _result(each, own_shape(variable.aval.shape, axes), axes)
-            for each, (variable, axes) in zip(found, self.results, strict=True)
+            for each, (variable, axes) in zip(found, self.results, strict=False)
         ]
+
+    @property
+    def width(self) -> int:
+        """The number of entries of a state."""
+        states = self.operands[: self.states]
+        return sum(math.prod(own_shape(x.aval.shape, axes)) for x, axes in states)
 
     @property
     def count(self) -> int:

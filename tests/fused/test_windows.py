@@ -1,0 +1,225 @@
+"""A solve in one kernel gives the states of `jax.lax.scan`, and says how it found them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import deeppcr
+from deeppcr.lower.gpu.fused import SolvedBelow, trial, windows
+from deeppcr.lower.gpu.fused.operations import CannotFuse
+from deeppcr.lower.variants import compiled_for
+from tests.fused.emulator import in_program, launch
+from tests.fused.gpu import on_a_gpu
+from tests.fused.test_kernel import (  # noqa: F401
+    as_users_write_it,
+    fused,
+    gru,
+    layer,
+    masked,
+    numbers,
+    para_gru,
+    random_step,
+)
+from tests.problems import assert_agree
+
+L = 150
+BELOW = SolvedBelow(iterations=40)
+
+
+def solved(step, length, reverse=False, cluster=1):
+    """The states, iterations, states before a fallback, and largest residual of each example."""
+    step, (states, inputs, captured) = fused(*step)
+    kernel = windows.kernel_of(step, length, reverse, BELOW, cluster)
+    if apart := step.apart:
+        inputs, captured = apart([*inputs], [*captured])
+    operands = zip([*states, *inputs, *captured], step.examples, strict=True)
+    kinds = [(x.shape, x.dtype) for x in (z.aval for z in step.program.outvars[step.states :])]
+    kinds = [((length, *shape), dtype) for shape, dtype in kinds]
+    kinds += [((step.count,), dtype) for dtype in (np.int32, np.int32, np.float32)]
+    results = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
+    found = launch(kernel, results, *(x for x, axes in operands if axes is not None))
+    return found[:-3], *found[-3:]
+
+
+def expected(f, z, xs, batch_ndim=0, reverse=False):
+    states = lax.scan(lambda z, x: (f(z, x),) * 2, z, xs, reverse=reverse)[1]
+    return jax.tree.leaves(states)
+
+
+def close(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+def inputs(*shape, length=L):
+    return numbers(length, *shape)
+
+
+SIZES = np.float32([1e6, 1, 1e-6])
+CASES = {
+    "GRU of 1": (gru(1), numbers(1), inputs(2)),
+    "GRU of 4": (gru(4), numbers(4), inputs(2)),
+    "several batch axes": (gru(2), numbers(2, 1, 3, 2), inputs(2, 1, 3, 2), 3),
+    "weights of each step": (layer, numbers(3), {"w": inputs(3, 3), "b": inputs(3)}),
+    "pytrees": (
+        masked,
+        {"a": numbers(2, 1, 3), "b": numbers(2, 1)},
+        {"keep": inputs(3), "u": inputs(2, 1, 3), "go": np.arange(2 * L).reshape(L, 2) % 3 > 0},
+        1,
+    ),
+    "a chain for each entry": (para_gru(40), numbers(2, 40), inputs(2, 2), 1),
+    "many side by side": (para_gru(520), numbers(2, 520), inputs(2, 2, length=40), 1),
+    "entries of very different size": (
+        lambda z, x: SIZES * jnp.tanh((z / SIZES) @ numbers(3, 3) + x),
+        numbers(3),
+        inputs(3),
+    ),
+    "integrator": (lambda z, x: z + np.float32(0.01) * jnp.sin(z) + x, numbers(1), inputs(1)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_are_those_of_the_sequential_program(name):
+    case = CASES[name]
+    length = len(jax.tree.leaves(case[2])[0])
+    found, iterations, reached, residual = solved(case, length)
+    for own, wanted in zip(found, expected(*case), strict=True):
+        size = np.abs(wanted).max(0)
+        np.testing.assert_allclose(own / size, wanted / size, atol=2e-5)
+    assert (iterations <= 20).all()
+    assert (reached == length).all()
+    assert (residual <= 1000 * np.finfo(np.float32).eps).all()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cluster", [1, 4])
+@pytest.mark.parametrize("length", [1, 2, 65, 700])
+def test_windows_and_clusters(length, cluster, reverse, monkeypatch):
+    """A window has 64 steps in each block of a cluster."""
+    monkeypatch.setattr(windows, "SIZES", dict.fromkeys(windows.SIZES, (32, 2)))
+    monkeypatch.setattr(windows, "MOST_ROUNDS", 100)
+    case = gru(2), numbers(3, 2), inputs(3, 2, length=length), 1
+    found, iterations, reached, _ = solved(case, length, reverse, cluster)
+    close(found, expected(*case, reverse=reverse))
+    assert (reached == length).all()
+    assert (iterations <= 8 * -(-length // (64 * cluster))).all()
+
+
+@pytest.mark.parametrize("first", [0, 5, 10])
+def test_random_steps(first):
+    for k, (*batch, n) in enumerate([(1,), (3,), (2, 2), (4,), (3, 1)]):
+        case = random_step(first + k, n), numbers(*batch, n), inputs(*batch, n), len(batch)
+        close(solved(case, L)[0], expected(*case))
+
+
+FALLS_BACK = {
+    "chaotic": (lambda z, x: np.float32(3.9) * z * (1 - z) + 0 * x, np.float32([0.3]), inputs(1)),
+    "overflows": (lambda z, x: 2 * z * z + x, np.float32([1.0]), inputs(1)),
+    "not a number": (lambda z, x: jnp.tanh(z) + x, numbers(1), np.where(np.arange(L) == 70, np.nan, 1.0).astype(np.float32)[:, None]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FALLS_BACK)
+def test_what_does_not_converge_is_computed_step_by_step(name, monkeypatch):
+    monkeypatch.setattr(windows, "SIZES", dict.fromkeys(windows.SIZES, (32, 2)))
+    found, _, reached, _ = solved(FALLS_BACK[name], L)
+    np.testing.assert_array_equal(reached, 64 if name == "not a number" else 0)
+    # As exact as the rounding of two compilers, which a chaotic chain amplifies.
+    (ours,), (theirs,) = found, expected(*FALLS_BACK[name])
+    np.testing.assert_allclose(ours[:20], theirs[:20], rtol=1e-3)
+    np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(theirs))
+
+
+def test_what_is_refused():
+    for case, reason in (
+        ((gru(5), numbers(5), inputs(2)), "5 entries, of at most 4"),
+        ((jnp.add, numbers(1), inputs(1, length=40_000)), "more windows"),
+    ):
+        with pytest.raises(CannotFuse, match=reason):
+            solved(case, len(case[2]))
+
+
+# -- through the public face ----------------------------------------------------------------------
+
+W = numbers(2, 2, 2)
+
+
+def cell(w, h, x):
+    h = jnp.tanh(h @ w[0] + x) * jax.nn.sigmoid(h @ w[1])
+    return h, {"y": h * x}
+
+
+def loss(scan, w, h, xs):
+    last, ys = scan(partial(cell, w), h, xs)
+    return (ys["y"] ** 2).sum() + last.sum()
+
+
+OURS = partial(deeppcr.scan, method="newton", adjoint=deeppcr.Adjoint())
+AROUND = {
+    "gradient": (lambda f: jax.value_and_grad(f, (0, 1, 2)), ()),
+    "of examples": (lambda f: jax.vmap(jax.value_and_grad(f, (0, 1)), (None, 0, 0)), (3,)),
+    "second": (lambda f: jax.grad(lambda *a: (jax.grad(f, 1)(*a) ** 2).sum(), (0, 2)), ()),
+    "tangent": (lambda f: lambda w, h, xs: jax.jvp(partial(f, w), (h, xs), (h, xs)), ()),
+}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", AROUND)
+def test_derivatives(name, reverse):
+    around, batch = AROUND[name]
+    arrays = W, numbers(*batch, 2), numbers(*batch, L, 2)
+    ours, theirs = (partial(loss, partial(s, reverse=reverse)) for s in (OURS, lax.scan))
+    wanted = jax.jit(around(theirs))(*arrays)
+    assert_agree(on_a_gpu(around(ours), *arrays), wanted, 1e-4)
+    with compiled_for("cuda"):
+        program = str(jax.make_jaxpr(around(ours))(*arrays))
+    assert program.count("fused_solve[") >= {"gradient": 2, "of examples": 2}.get(name, 1)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_solution_says_how_it_was_found(mapped):
+    def solve(h, xs, **options):
+        chain = deeppcr.Chain(lambda h, x: cell(W, h, x)[0], xs)
+        return deeppcr.solve(chain, h, method=deeppcr.Newton(**options))
+
+    batch = (3,) if mapped else ()
+    arrays = numbers(*batch, 2), numbers(*batch, L, 2)
+    own = on_a_gpu(jax.vmap(solve) if mapped else solve, *arrays)
+    other = (jax.vmap(solve) if mapped else solve)(*arrays)
+    assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, other)
+    assert_agree(own.trajectory, other.trajectory, 1e-5)
+    assert own.converged.all()
+    assert (own.stats.iterations <= 8).all()
+    if not mapped:
+        assert "newton" in str(own)
+        with compiled_for("cuda"):
+            for options in ({"record": True}, {"on_failure": "return"}, {"linear": "pcr"}):
+                program = str(jax.make_jaxpr(partial(solve, **options))(*arrays))
+                assert "fused_solve" not in program
+
+
+def test_what_was_finished_step_by_step_is_reported():
+    def solve(z, xs):
+        return deeppcr.solve(deeppcr.Chain(FALLS_BACK["chaotic"][0], xs), z, method="newton")
+
+    found = on_a_gpu(solve, *FALLS_BACK["chaotic"][1:])
+    assert int(found.result) == deeppcr.Result.FINISHED_SEQUENTIALLY
+    assert int(found.stats.prefix) == 0
+
+
+@pytest.mark.parametrize("cluster", [1, 8])
+def test_a_trial_on_the_gpu_decides(cluster, monkeypatch):
+    device = jax.local_devices(backend="cpu")[0]
+    answers = {
+        True: in_program,
+        False: lambda *given: [x + 1 for x in in_program(*given)],
+    }
+    for right, answer in answers.items():
+        monkeypatch.setattr(trial, "launch", answer)
+        assert trial.is_right.__wrapped__(device, cluster) == right
+    monkeypatch.setattr(trial, "launch", lambda *_: {}[0])
+    assert not trial.is_right.__wrapped__(device, cluster)
