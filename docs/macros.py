@@ -23,6 +23,7 @@ import yaml
 from experiments import report
 from experiments.bench.summary import best, errors
 from experiments.bench.table import Row, markdown
+from experiments.kernels.run import named
 from tests.pages import run
 
 ROOT = Path(__file__).parent.parent
@@ -323,19 +324,16 @@ def parity_schedulers(rows: Rows) -> pd.DataFrame:
 
 
 def _fewest(rows: Rows, key: str) -> pd.DataFrame:
-    """What is counted of the programs with the least of it, by headline."""
+    """What is counted of the programs with the least of it, by case."""
     counted, found = [row for row in rows["kernels"] if key in row], []
-    for title, (_, labels, _) in report.HEADLINES.items():
-        mine = frame(counted, **{name: cell for name, cell in labels.items() if name != "batch"})
-        if mine.empty:
-            continue
+    for title, mine in frame(counted).groupby([named(row) for row in counted], sort=False):
         sequential, captured = (mine[name].astype(bool) for name in ("sequential", "captured"))
         parallel = mine[~sequential & ~captured]
         loops = mine[sequential & ~mine["program"].str.startswith("fused")]
         if len(parallel):
             ours = parallel.loc[parallel[key].astype(float).idxmin()]
             first, least = loops[key].iloc[0], loops[key].min()
-            line = {f"{key}, {loops['target'].iloc[0]}": title.replace("the same", "MLP")}
+            line = {f"{key}, {loops['target'].iloc[0]}": title}
             line |= {"lax.scan": first, "fewest of a loop": least, "fewest in parallel": ours[key]}
             line |= {"by": ours["program"], "fewer than lax.scan": first / ours[key]}
             found.append(line | {"fewer than the loop": least / ours[key]})

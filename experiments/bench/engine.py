@@ -11,11 +11,18 @@ sequential program, and times all of them, interleaved. There are three speedups
     speedup            measured, over the fastest sequential program ("over lax.scan": the first)
 
 A variant with another result has no speedup, and a note instead.
+
+XLA compiles outside of Python's lock, so the programs of a case are compiled in threads, and timed
+when all of them are there. What takes part in a comparison of compile times is compiled alone: the
+first loop and "auto", or all programs where ``builds`` asks for it.
 """
 
+import dataclasses
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -36,6 +43,9 @@ LONGEST = 30.0  # seconds; what is predicted to take longer is not run
 MOST_MEMORY = 0.8  # of the device's, for temporaries
 TOLERANCE = 1e-3
 EFFORT = Effort()
+AUTO = "auto"  # the program that is what deeppcr does by default
+TINY = np.finfo(np.float32).tiny
+TIMED = 0.5  # share of the time of a case in which calls are timed
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,7 @@ class Case:
         variants: the other programs, by name; a function is a `Variant` by itself.
         tolerance: largest difference from the first baseline's result, relative to its largest
             entry.
+        in_float64: whether results are also compared with that of the first baseline in float64.
     """
 
     labels: Mapping[str, Any]
@@ -85,6 +96,7 @@ class Case:
     baselines: Mapping[str, Variant | Callable[..., Any]]
     variants: Mapping[str, Variant | Callable[..., Any]]
     tolerance: float = TOLERANCE
+    in_float64: bool = False
 
     @property
     def plain(self) -> str:
@@ -148,15 +160,17 @@ def bench(
         device: the model that predicts times.
         effort: how long they are timed.
         longest: seconds; a program that is predicted to take longer is not run.
-        builds: number of times each is traced and compiled from scratch; the least times count.
-            0: once, with jax's caches.
+        builds: number of times each is traced and compiled from scratch, one after another; the
+            least times count. 0: once, with jax's caches, all but the first loop and "auto" at the
+            same time, and then only those two have times.
 
     Yields:
         A row for each program, baselines first: the case's labels, "program", "baseline" (whether
         it is one), "ms" (median), "min ms", "max ms", "CPU ms" (of all cores), "repeats", "trace
         s", "compile s", "temp MB", "depth", "work", "predicted ms", "log2" (of predicted over
         measured time), "error" (the largest difference from the first baseline, relative to the
-        largest entry); "speedup", "over lax.scan", "depth speedup", "predicted speedup"; with
+        largest entry), "error, float64" (from that in float64, if asked for); "speedup", "over
+        lax.scan", "depth speedup", "predicted speedup"; with
         ``solve`` "iterations", "residual" and "ended"; and "note" if it did not run or is wrong.
         Unknown cells are missing.
     """
@@ -193,44 +207,77 @@ def measure(
 
     Without a device nothing is predicted.
     """
+    programs = {**case.baselines, **case.variants}
     outcomes: dict[str, Outcome] = {}
-    programs, rounds = {**case.baselines, **case.variants}, max(builds, 1)
-    done, total = 0, len(programs) * (2 + rounds)  # steps; all calls of a program are one
-
-    def say(doing: str, name: str) -> None:
-        nonlocal done
-        PROGRESS.say(f"{doing} {name}", done / total)
-        done += 1
-
     for name, given in programs.items():
-        say("predicting", name)
         variant = given if isinstance(given, Variant) else Variant(given)
         tuples = case.arguments if variant.arguments is None else variant.arguments
-        outcomes[name] = one = Outcome(variant, list(tuples))
+        outcomes[name] = Outcome(variant, list(tuples))
+    alone = [name for name in outcomes if builds or name in (case.plain, AUTO)]
+
+    def make(name: str) -> Any:
+        one = outcomes[name]
         with _noting(one):
-            if variant.prepare:
-                one.arguments = [variant.prepare(*arguments) for arguments in tuples]
+            tuples = one.arguments
+            if one.variant.prepare:
+                one.arguments = [one.variant.prepare(*arguments) for arguments in tuples]
             if device:
                 _predict(one, tuples, device, longest)
-    for _ in range(rounds):  # a machine that slows down slows all of them
-        for name, one in outcomes.items():
-            say("compiling", name)
-            if not one.note:
+            if name not in alone and not one.note:
+                _compile(one, device)
+
+    exact: Any = None
+    with _threads() as pool:
+        first = outcomes[case.plain]
+        if case.in_float64:
+            exact = pool.submit(_in_float64, first.variant, first.arguments[0])
+        for done, (name, _) in enumerate(zip(outcomes, pool.map(make, outcomes), strict=True)):
+            PROGRESS.say(f"compiling, {name} is there", (1 - TIMED) * done / len(outcomes))
+    for _ in range(max(builds, 1)):  # a machine that slows down slows all of them
+        for name in alone:
+            PROGRESS.say(f"compiling {name}")
+            if not (one := outcomes[name]).note:
                 with _noting(one):
-                    _compile(one, device, bool(builds))
+                    _compile(one, device, anew=bool(builds), is_timed=True)
     calls: dict[str, Callable[[], Any]] = {}
     expected: Any = None
     for name, one in outcomes.items():
         if one.build and not one.note:
-            PROGRESS.say(f"checking {name}")
+            PROGRESS.say(f"checking {name}", 1 - TIMED)
             with _noting(one):
                 calls[name] = call = _cycled(one)
-                expected = _check(one, call(), expected, case)
+                expected = _check(one, call(), expected, exact and exact.result(), case)
     calls = {name: call for name, call in calls.items() if "error" in outcomes[name].row}
+    patience = min(effort.patience, TIMED * PROGRESS.share() / max(len(calls), 1))
+    effort = dataclasses.replace(effort, patience=patience)
     timings = interleave(calls, effort, lambda name, error: _fail(outcomes[name], error))
     for name, timing in timings.items():
         outcomes[name].timing = timing
     return outcomes
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """As many threads as cores; what has not begun after an error or Ctrl-C does not begin."""
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_float64(variant: Variant, arguments: tuple[Any, ...]) -> Any:
+    """The comparable result of a program in float64; what float32 cannot hold is zero."""
+
+    def double(x: Any) -> np.ndarray:
+        x = np.asarray(x)
+        return x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x
+
+    with jax.enable_x64(True):
+        doubles = jax.tree.map(double, arguments)
+        doubles = variant.prepare(*doubles) if variant.prepare else doubles
+        found = jax.device_get(variant.comparable(jax.jit(variant.run)(*doubles)))
+    return jax.tree.map(lambda x: np.where(np.abs(x) < TINY, 0 * x, x), found)
 
 
 def _predict(
@@ -259,14 +306,17 @@ def _predict(
         one.note = f"not run: predicted to take {seconds:.3g} s"
 
 
-def _compile(one: Outcome, device: depth.Device | None, anew: bool) -> None:
+def _compile(
+    one: Outcome, device: depth.Device | None, anew: bool = False, is_timed: bool = False
+) -> None:
     run = one.variant.run
     if anew:  # as a function that jax has not traced yet
         jax.clear_caches()
         run = lambda *arguments: one.variant.run(*arguments)  # noqa: E731
     one.build = built = build(run, *one.arguments[0], options=one.variant.options)
-    for name, seconds in (("trace s", built.lower), ("compile s", built.compile)):
-        one.row[name] = min(one.row.get(name, math.inf), seconds)
+    if is_timed:
+        for name, seconds in (("trace s", built.lower), ("compile s", built.compile)):
+            one.row[name] = min(one.row.get(name, math.inf), seconds)
     if built.temporary_bytes is not None:
         one.row["temp MB"] = built.temporary_bytes / 1e6
         if device and built.temporary_bytes > MOST_MEMORY * device.memory > 0:
@@ -281,7 +331,7 @@ def _cycled(one: Outcome) -> Callable[[], Any]:
     return lambda: call(*next(following))
 
 
-def _check(one: Outcome, result: Any, expected: Any, case: Case) -> Any:
+def _check(one: Outcome, result: Any, expected: Any, exact: Any, case: Case) -> Any:
     """Compare the result of the first call with the expected one, and return that.
 
     The first result is what is expected of all others.
@@ -291,6 +341,8 @@ def _check(one: Outcome, result: Any, expected: Any, case: Case) -> Any:
         one.row |= one.variant.statistics(result)
     expected = found if expected is None else expected
     one.row["error"] = one.error = distance(found, expected)
+    if exact is not None:
+        one.row["error, float64"] = distance(found, exact)
     if not one.error <= case.tolerance:
         one.note = f"wrong: differs from {case.plain} by {one.error:.1e}"
     return expected

@@ -34,7 +34,6 @@ Figures = dict[str, Any]  # by topic; matplotlib is imported by who draws
 Look = dict[str, Any]  # colour, marker and line
 
 WIDTH = 7.0  # inches, which are 700 pixels on a page
-FEW = 6  # cells: fewer are bars, not a map
 DENSITY = 200  # pixels an inch: sharp where a screen has two pixels for one of a page
 SMALL = 8.5  # points, of the smallest text
 # Told apart by colour-blind eyes, too.
@@ -301,8 +300,6 @@ def speedup_maps(
 
     every = [row for rows, _ in maps.values() for row in rows]
     along, up = (sorted({row[name] for row in every}) for name, _ in (x, y))
-    if len(along) * len(up) < FEW:
-        return _bars(title, maps, x, y, said)
     drawing, panels = sheet(title, len(maps), height=1.95 + 0.34 * len(up), sharey=True)
     powers = {name: np.full((len(up), len(along)), np.nan) for name in maps}
     for name, (rows, key) in maps.items():
@@ -334,28 +331,6 @@ def speedup_maps(
     bar.set_ticks([2.0**mark for mark in marks], labels=labels)
     bar.ax.minorticks_off()
     bar.set_label(f"{said} [times]\nred: deeppcr is slower; blue: deeppcr is faster")
-    return drawing
-
-
-def _bars(
-    title: str,
-    maps: Mapping[str, tuple[Sequence[Row], str]],
-    x: tuple[str, str],
-    y: tuple[str, str],
-    said: str,
-) -> Any:
-    """A bar for every cell of `speedup_maps`, which are too few for maps."""
-    count = max(len(rows) for rows, _ in maps.values())
-    drawing, panels = sheet(title, len(maps), height=1.6 + 0.36 * count)
-    for axes, (name, (rows, key)) in zip(panels, maps.items(), strict=True):
-        shown = [row for row in rows if isinstance(row.get(key), float | int)]
-        cases = [f"{row[y[0]]:,} x {row[x[0]]:,}" for row in shown]
-        bars = axes.barh(cases, [row[key] for row in shown], height=0.6)
-        axes.bar_label(bars, [two_digits(row[key]) for row in shown], padding=4)
-        axes.axvline(1, color="black", linewidth=1)
-        axes.margins(x=0.15)
-        axes.grid(visible=False, axis="y")
-        axes.set(xlabel=f"{said} [times]", ylabel=f"{y[1]} x {x[1]}", title=name)
     return drawing
 
 

@@ -5,6 +5,7 @@ Only `Progress.print` writes to stdout.
 """
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -59,6 +60,13 @@ class Progress:
         self._show()
         if self._is_interrupted:
             raise KeyboardInterrupt
+
+    def share(self) -> float:
+        """Seconds that this case may take: an equal share of what is left for all others, too."""
+        if self._seconds is None or not self._total:
+            return math.inf
+        left = max(self._seconds - (time.monotonic() - self._start), 0.0)
+        return left / (self._total - self._number)
 
     def steps(self, doing: str, items: Any, total: int) -> Iterator[Any]:
         """The items of a loop that is all of a case, counted in its line."""

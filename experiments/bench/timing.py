@@ -39,7 +39,7 @@ class Effort:
         rounds: number of rounds; every function is called in each.
         share: seconds of one function in a round; short calls scatter more, so they are repeated.
         most: most calls of one function in a round.
-        patience: seconds of all calls of one function; a slow one is called in fewer rounds.
+        patience: seconds of all calls of one function: one that takes as long is called once.
         slow: a function that takes this many times as long as the fastest is called in only two
             rounds.
     """
@@ -47,7 +47,7 @@ class Effort:
     rounds: int = 7
     share: float = 0.01
     most: int = 20
-    patience: float = 20.0
+    patience: float = 3.0
     slow: float = math.inf
 
 

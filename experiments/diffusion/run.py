@@ -1,8 +1,9 @@
 """How many iterations does a diffusion sampler need in parallel, and how good are its samples?
 
 speed       every method at several numbers of steps, sizes of latents and batches, with and without
-            a coarse guess: iterations, time, predicted and measured speedup, quality of the samples
-stopped     samples after k iterations, converged or not, and with a loose tolerance
+            a coarse guess: iterations, time, predicted and measured speedup
+stopped     samples after k iterations, converged or not, and with a loose tolerance, and how good
+            they are
 iterations  by scheduler, method and number of steps: until all states agree to rounding, to 1e-3,
             or to a tenth of the noise of their steps; nothing is timed
 
@@ -26,8 +27,7 @@ from deeppcr import Diagonal, Newton, Solution
 from deeppcr.diffusion import Gaussian, Schedule
 from experiments.bench import command
 from experiments.bench.columns import BENCH, LABELS
-from experiments.bench.engine import TOLERANCE, Case, bench, distance, solve_statistics
-from experiments.bench.programs import baselines
+from experiments.bench.engine import bench, distance, solve_statistics
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
@@ -175,8 +175,6 @@ class Bench:
 
     def __init__(self, scale: Scale, schedule: Schedule, device: depth.Device, effort: Effort):
         self.scale, self.schedule, self.device, self.effort = scale, schedule, device, effort
-        PROGRESS.say("training the classifier")
-        self.judge, self.data = judge(scale.training), data.pixels()[0]
         self.gallery: dict[str, np.ndarray] = {}
 
     def speed(self, size: int, steps: int, batch: int) -> Iterator[Row]:
@@ -187,7 +185,8 @@ class Bench:
             if self.scale.guesses:
                 samplers[f"{name}, coarse guess"] = {**METHODS[name], "coarse": COARSE}
         setup = self._setup(size, steps, batch)
-        return (row for row, _ in self._rows("speed", setup, samplers, TOLERANCE))
+        case = setup.case(samplers, self.scale.longest_loop, part="speed")
+        return bench(case, self.device, self.effort, self.scale.longest)
 
     def stopped(self, size: int) -> Iterator[Row]:
         """Solves that stop after k iterations, or at a loose tolerance, or converge."""
@@ -202,9 +201,20 @@ class Bench:
         setup = self._setup(size, self.scale.middle[1], self.scale.stopped_batch)
         self.gallery = {"noise": setup.noise()[:DRAWN]}
         samplers = {name: {"method": newton} for name, newton in newtons.items()}
-        for row, images in self._rows("stopped", setup, samplers, math.inf):
+        samples: dict[str, list[Array]] = {name: [] for name in samplers}
+        case = setup.case(samplers, self.scale.longest_loop, samples, part="stopped")
+        case = dataclasses.replace(case, tolerance=math.inf)
+        PROGRESS.say("training the classifier, unless it is cached")
+        classify, run = judge(self.scale.training), jax.jit(setup.sequential())
+        sequential, other = (
+            setup.images([run(*each) for each in draws])
+            for draws in (setup.arguments(), setup.arguments(100))
+        )
+        reference = Reference(sequential, other, data.pixels()[0], setup.labels, classify)
+        for row in bench(case, self.device, self.effort, self.scale.longest):
+            images = sequential if row["baseline"] else setup.images(samples[row["program"]])
             self.gallery[row["program"]] = images[:DRAWN]
-            yield row
+            yield row | reference.quality(images)
 
     def iterations(self, scheduler: str, steps: int) -> Iterator[Row]:
         """Every method at every tolerance, for one sample at a time: the mean of some."""
@@ -242,24 +252,6 @@ class Bench:
     def _setup(self, size: int, steps: int, batch: int) -> Setup:
         PROGRESS.say(f"training the model of {size} latents, unless it is cached")
         return Setup(generator(size, self.scale.training), self.schedule, steps, batch)
-
-    def _rows(
-        self, part: str, setup: Setup, samplers: Mapping[str, Any], tolerance: float
-    ) -> Iterator[tuple[Row, np.ndarray]]:
-        """The row of each program with its images, ``[n, 64]``; n = 0 where it was not run."""
-        arguments, run = setup.arguments(), jax.jit(setup.sequential())
-        sequential, other = (
-            setup.images([run(*each) for each in draws])
-            for draws in (arguments, setup.arguments(100))
-        )
-        reference = Reference(sequential, other, self.data, setup.labels, self.judge)
-        loops = baselines(setup.sequential, setup.steps, self.scale.longest_loop)
-        samples: dict[str, list[Array]] = {name: [] for name in samplers}
-        variants = {name: setup.variant(one, samples[name]) for name, one in samplers.items()}
-        case = Case({"part": part} | setup.named, arguments, loops, variants, tolerance)
-        for row in bench(case, self.device, self.effort, self.scale.longest):
-            images = sequential if row["baseline"] else setup.images(samples[row["program"]])
-            yield row | reference.quality(images), images
 
 
 def _count(

@@ -11,8 +11,8 @@ from jax import Array
 
 from deeppcr import Solution, diffusion
 from deeppcr.diffusion.sampler import step_noise
-from experiments.bench.engine import Variant
-from experiments.bench.programs import Scan
+from experiments.bench.engine import Case, Variant
+from experiments.bench.programs import Scan, baselines
 from experiments.bench.table import Row
 from experiments.diffusion.latent import CLASSES, Generator
 from experiments.models import denoiser
@@ -126,6 +126,22 @@ class Setup:
             return solution
 
         return Variant(lambda *arguments: solve(*arguments).value, solve=keep)
+
+    def case(
+        self,
+        samplers: Mapping[str, Mapping[str, Any]],
+        longest_loop: int = 0,
+        samples: Mapping[str, list[Array]] | None = None,
+        **labels: Any,
+    ) -> Case:
+        """The sequential samplers, and others by their options; see `variant`."""
+        kept = samples or {}
+        return Case(
+            labels | self.named,
+            self.arguments(),
+            baselines(self.sequential, self.steps, longest_loop),
+            {name: self.variant(one, kept.get(name)) for name, one in samplers.items()},
+        )
 
     def noise(self) -> np.ndarray:
         """The noise of all draws, as images ``[DRAWS batch, 64]``."""

@@ -153,7 +153,7 @@ class Size:
             baselines=loops
             | captured(loops, programs.BEST_LOOP)
             | programs.fused(make, arguments[0], batch_ndim=1),
-            variants=variants | captured(variants),
+            variants=variants,
         )
 
     def rows(self, direction: str, device: depth.Device, effort: Effort) -> Iterator[Row]:

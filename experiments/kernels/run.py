@@ -26,16 +26,14 @@ import jax
 
 import deeppcr
 import depth
-from experiments import mlp
 from experiments.bench import command
 from experiments.bench.columns import LABELS
 from experiments.bench.costs import analyze, further, is_fallback
 from experiments.bench.engine import Case, Variant
 from experiments.bench.plots import Figures, dots, styled
-from experiments.bench.programs import baselines
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
-from experiments.gradients import network as recurrent
+from experiments.headline import HEADLINES, TITLE, case
 from experiments.kernels.targets import NAMES, Target, Unavailable, target
 
 TAKES = "3 min"
@@ -56,43 +54,12 @@ COLUMNS = {
     "cycles a trip": "cycles of a trip of the longest loop",
     "predicted ms": "time of a call as depth predicts it without compiling, in milliseconds",
 }
-WIDTHS, QUICK_WIDTHS = (2, 4, 8, 16), (8,)
-LENGTH, STEPS = 1024, 100_000
 
 
-def makers(quick: bool) -> Iterator[Callable[[], Case]]:
-    """Functions that make the cases: layers, a long GRU, a training step, a sampler."""
-    for width in QUICK_WIDTHS if quick else WIDTHS:
-        for direction in mlp.DIRECTIONS:
-            yield partial(mlp.case, mlp.Size("tanh", LENGTH, width, 1), direction)
-    if not quick:
-        for direction in ("forward", "gradient"):
-            network = recurrent.Network("gru", 1)
-            yield partial(recurrent.Size(network, STEPS).case, direction)
-        yield residual
-        yield sampler
-
-
-def residual() -> Case:
-    """A training step of the residual network."""
-    from experiments.resnet import run as resnet
-
-    scale = resnet.ON_ACCELERATOR
-    task = resnet.Task(resnet.Shape(LENGTH), resnet.BATCH, scale.steps)
-    return resnet.case(task, ("identity / identity", "dense / dense"))
-
-
-def sampler() -> Case:
-    """One sample of a diffusion model."""
-    from experiments.diffusion import run as diffusion
-
-    scale = diffusion.ACCELERATOR
-    size, steps, batch = scale.middle
-    generator = diffusion.generator(size, scale.training)
-    setup = diffusion.Setup(generator, diffusion.schedule_of("DDIM"), steps, batch)
-    variants = {name: setup.variant(sampler) for name, sampler in diffusion.METHODS.items()}
-    labels = {"part": "speed", **setup.named}
-    return Case(labels, setup.arguments(), baselines(setup.sequential, steps), variants)
+def makers(quick: bool) -> list[Callable[[], Case]]:
+    """Functions that make the cases: those of `headline`."""
+    titles = [title for title in HEADLINES if not quick or title.startswith("MLP")]
+    return [partial(case, title) for title in titles]
 
 
 def rows(case: Case, target: Target) -> Iterator[Row]:
@@ -156,7 +123,9 @@ def _trips(iterations: int | None, name: str) -> int:
 
 
 def named(row: Row) -> str:
-    """A case in a few words: "tanh, L = 1024, w = 8, forward"."""
+    """A case in a few words: "MLP, forward pass", or of older rows "tanh, L = 1,024, w = 8"."""
+    if TITLE in row:
+        return str(row[TITLE])
     kind = row.get("kind") or row.get("data") or ""
     return f"{kind}, L = {row['L']:,}, w = {row['w']}, {row['direction']}"
 
@@ -192,14 +161,12 @@ def main(argv: list[str]) -> None:
     def counted(make: Callable[[], Case]) -> Iterator[Row]:
         try:
             with found.chosen():  # which has baselines of its own
-                case = make()
+                made = make()
         except ModuleNotFoundError as error:
-            name = getattr(make, "__name__", "a case")
-            PROGRESS.print(f"left out: {name} needs {error.name}, which is not installed\n")
+            PROGRESS.print(f"left out: a case needs {error.name}, which is not installed\n")
             return
-        for row in rows(case, found):
+        for row in rows(made, found):
             yield {"target": options.target} | row
 
     cases = [partial(counted, make) for make in makers(options.quick)]
-    tables = dict.fromkeys(("", "grid", "times", "speed"), COLUMNS)
-    command.run(options, cases, tables, pictures=pictures)
+    command.run(options, cases, {"": COLUMNS}, pictures=pictures)

@@ -78,6 +78,7 @@ class Scale:
         longest: seconds; a step that is predicted to take longer is not run.
         stops: k, the most iterations of the approximate trainings.
         variants: names of the variants.
+        trained: names of those that train.
     """
 
     lengths: tuple[int, ...]
@@ -87,11 +88,12 @@ class Scale:
     longest: float
     stops: tuple[int, ...]
     variants: tuple[str, ...] = tuple(VARIANTS)
+    trained: tuple[str, ...] = tuple(VARIANTS)
 
 
-QUICK = Scale((80,), 80, 30, 5.0, 0.2, (), ("auto", "identity / identity"))
+QUICK = Scale((80,), 80, 30, 5.0, 0.2, (), FEW := ("auto", "identity / identity"), FEW)
 ON_CPU = Scale((64, 256, 1024), 64, 200, 15.0, 0.3, (1, 2, 3))
-ON_ACCELERATOR = Scale((1024, 256, 64), 1024, 300, 20.0, 5.0, (1, 2, 3, 5))
+ON_ACCELERATOR = Scale((1024, 256), 1024, 300, 20.0, 5.0, (), trained=("auto",))
 
 
 @dataclass(frozen=True)
@@ -317,7 +319,7 @@ def main(argv: list[str]) -> None:
     jobs: list[tuple[str, command.Job]] = [
         ("times", partial(times, task(length))) for length in scale.lengths
     ]
-    jobs[1:1] = Trainings(task(scale.length), scale.limit).jobs(scale.variants, scale.stops)
+    jobs[1:1] = Trainings(task(scale.length), scale.limit).jobs(scale.trained, scale.stops)
     chosen = [job for part, job in jobs if part in options.parts]
     together = PARTS[1:]
     command.run(options, chosen, TABLES, summary=summary, pictures=pictures, together=together)

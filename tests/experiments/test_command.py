@@ -1,6 +1,7 @@
 """The command lines: a run of cases, its progress and Ctrl-C, the list of all, the suite."""
 
 import io
+import math
 import re
 import signal
 import subprocess
@@ -160,6 +161,12 @@ def test_progress_has_case_count_and_time_left(monkeypatch: pytest.MonkeyPatch) 
     assert shown.line() == "case 3 of 8, training, step 1 of 2, 2:15 left"
     shown.reset("preparing", 8, seconds=60.0)
     assert shown.line() == "case 1 of 8, preparing, 1:00 left"
+    assert shown.share() == 60 / 8
+    now[0] += 20.0
+    shown.case(3)
+    assert shown.share() == 40 / 5
+    shown.reset("preparing", 8)
+    assert shown.share() == math.inf
     assert [progress.clock(seconds) for seconds in (5, 130, 3700)] == ["0:05", "2:10", "1:01:40"]
 
 

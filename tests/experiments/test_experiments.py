@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from deeppcr import Newton
-from experiments import calls, compile_time, decide, iterations, mlp, prediction, recurrence, report
+from experiments import calls, compile_time, decide, headline, iterations, mlp, recurrence, report
 from experiments.bench import engine, results
-from experiments.bench.engine import Case
 from experiments.bench.results import FOLDER
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
@@ -35,8 +34,9 @@ CANDIDATES = decide.CANDIDATES
 @pytest.fixture(scope="module", autouse=True)
 def standard_promotion() -> Iterator[None]:
     """Optax raises a float to the power of an int32 counter, which strict promotion forbids."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+    jax.config.update("jax_numpy_dtype_promotion", "standard")  # in all threads
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (decide, "CANDIDATES", _few_candidates()),
         (decide, "LONGEST_LOOP", 0),
         (decide, "SMALL", zoo.Specimen("tanh", 2, 12, 1)),
-        (prediction, "cases", lambda quick: [*_cases()]),
+        (headline, "SHORT", 12),
         (gradients, "grid", lambda quick: [Size(Network("gru", 2), 6)]),
         (gradients, "layers", lambda quick: [Layer("GRUCell", length=5, units=2, batch=2)]),
-        (resnet, "QUICK", resnet.Scale((4,), 4, 3, 60.0, 1e9, (1,), ("dense / dense",))),
+        (resnet, "QUICK", resnet.Scale((4,), 4, 3, 60.0, 1e9, (1,), *2 * [("dense / dense",)])),
         (resnet, "LONGEST_LOOP", 0),
         (calls, "entries", lambda *_, original=calls.entries: original(8, 2)),
         (iterations, "QUICK_FORMS", ("dense", "plain", "trust region")),
@@ -68,12 +68,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (field, "QUICK_LENGTHS", (16, 32)),
     ):
         monkeypatch.setattr(module, name, value)
-
-
-def _cases() -> Iterator[Case]:
-    task = zoo.task(zoo.Specimen("gru", 2, 12, 1))
-    newton, scan = {"newton": prediction.newton(task)}, {"scan": task.forward(jax.lax.scan)}
-    yield Case({"part": "times", "chain": "gru n=2"}, [task.arguments], scan, newton)
 
 
 def _few_candidates() -> Any:
@@ -111,8 +105,8 @@ RUNS: dict[str, tuple[Any, tuple[str, ...], int]] = {  # module, options, number
         6 + 4 + 4 + 4,
     ),
     "iterations": (iterations, FEW, 2 + 5 + 3 * 2 + 3),
-    "mlp": (mlp, FEW, 3 + 4 + 3),
-    "prediction": (prediction, FEW, 2),
+    "headline": (headline, FEW, 5 + 3),
+    "mlp": (mlp, FEW, 3 + 4),
     "recurrence": (
         recurrence,
         (*FEW, "--lengths", "12", "--widths", "2", "--solvers", "pcr"),
@@ -295,22 +289,22 @@ def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -
 # -- what the README says
 
 
-def row(program: str, ms: float, **more: Any) -> Row:
-    case = {"kind": "tanh", "L": 1024, "w": 8, "batch": 1, "direction": "forward", **more}
+def row(program: str, ms: float, title: str = "MLP, forward pass", **more: Any) -> Row:
+    case = {"title": title, "kind": "tanh", "L": 1024, "w": 8, "direction": "forward", **more}
     case |= {"program": program, "baseline": program == "lax.scan", "ms": ms, "speedup": 8 / ms}
     return case | {"predicted speedup": 1.0 if program == "lax.scan" else 5.0}
 
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
-    """The results of a CPU and of a GPU."""
-    loop = {"depth speedup": 1.0, "trace s": 0.5, "compile s": 1.0}
+    """The results of a CPU and of two GPUs, of which the first lacks a program."""
+    loop = {"depth speedup": 1.0}
     cpu = [row("lax.scan", 8.0) | loop, row("newton", 16.0), row("auto", 1.0) | loop]
-    cpu += [row("lax.scan", 8.0, part="slow"), row("newton", 32.0, part="slow")]
-    stopped = row("unconverged", 0.1) | {"ended": "not converged"}
+    cpu += [row("unconverged", 0.1) | {"ended": "not converged"}]
     gpu = [row("lax.scan", 8.0), row("newton", 0.2), row("auto", 0.1) | {"depth speedup": 9.0}]
-    for name, rows in {"cpu": [*cpu, stopped], "gpu": gpu}.items():
-        results.write(tmp_path / name / "mlp.jsonl", rows, complete=name == "cpu")
+    sampler = [one | {"title": "latent diffusion, 1000 steps, sampling"} for one in cpu]
+    for name, rows in {"cpu": cpu, "nvidia-a": gpu, "nvidia-b": [*gpu, *sampler]}.items():
+        results.write(tmp_path / name / "headline.jsonl", rows, complete=name == "cpu")
         results.write(tmp_path / name / "gradients.jsonl", rows)
     return tmp_path
 
@@ -327,13 +321,13 @@ def test_the_readme_says_what_the_files_say(toy: Path) -> None:
     assert text.endswith(f"\n{report.END}\nthe rest\n")
     lines = [line for line in text.splitlines() if line.startswith("|")]
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    of = {line[0] or "on the GPU": line[1:] for line in table}
+    of = {line[0]: line[1:] for line in table}
     # The default beside the fastest parallel program, which it may be itself, if it is parallel.
-    on_cpu = ["CPU", "8", "5", "1.5 (1.5)", "0.5", "Newton's method", "30 (DeepPCR)"]
-    assert of["the same, forward pass"] == on_cpu
-    assert of["on the GPU"] == ["GPU", "80", "5", "", "80", '"auto"', ""]
-    assert of["the same, backward pass alone"] == ["not measured", *5 * [""], "200 (DeepPCR)"]
-    assert re.search(r"^cpu: .*gpu: .* Stopped early\.$", text, re.MULTILINE)
+    assert of["MLP, forward pass"] == ["8", "5", "0.5", "A", "80", "5", "80", "30 (DeepPCR)"]
+    sampler = of["latent diffusion, 1000 steps, sampling"]
+    assert sampler == ["", "", "", "B", "8", "5", "0.5", "11 (DeepPCR)"]
+    assert of["MLP, backward pass alone"] == [*7 * [""], "200 (DeepPCR)"]
+    assert re.search(r"^cpu: .*nvidia-a: .* Stopped early\.", text, re.MULTILINE)
     for wrong, said in (
         (report.BEGIN, "has 0 places for results"),
         ("measured: forward", "no range is called"),

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import report
 from experiments.bench import plots, results
 from experiments.diffusion import figure as diffusion
 
@@ -34,18 +33,13 @@ def gallery() -> dict[str, np.ndarray]:
 @cache
 def drawn(name: str) -> dict[str, Any]:
     """The pictures of an experiment, laid out as they are saved."""
-    if name == "headline":
-        found = report.picture(rows("gradients"))
-    elif name == "diffusion":
+    if name == "diffusion":
         found = diffusion.pictures(rows(name), gallery())
     else:
         found = plots.drawer(name)(rows(name))
     for drawing in found.values():
         drawing.draw_without_rendering()
     return found
-
-
-NAMES = [*STORED, "headline"]
 
 
 def panels(drawing: Any) -> list[Any]:
@@ -118,17 +112,12 @@ RULES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STORED)
 def test_pictures_keep_the_rules_and_are_stored(name: str) -> None:
     for drawing in drawn(name).values():
         for rule in RULES:
             rule(drawing)
-    if name in STORED:
-        every_picture_is_stored(name)
-
-
-def every_picture_is_stored(name: str) -> None:
-    """The files beside the rows are those that are drawn of them, and no others."""
+    # The files beside the rows are those that are drawn of them, and no others.
     path = STORED[name].with_suffix(".png")
     others = set(STORED) - {name}
     found = {
@@ -154,7 +143,6 @@ def test_the_first_picture_is_written_to_the_path_and_others_beside_it(
 
 
 def test_without_rows_there_are_no_pictures() -> None:
-    assert report.picture([]) == {}
     for name in STORED:
         assert plots.drawer(name)([]) == {}
 

@@ -1,0 +1,131 @@
+"""How fast is deeppcr on the programs of the README, and where others have published speedups?
+
+Each is compared with `jax.lax.scan`, with unrolled loops, on a GPU with the loop that is one
+kernel, and with parallel programs. All results are compared with that of `jax.lax.scan` in float64.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import depth
+from experiments import mlp
+from experiments.bench import command
+from experiments.bench.columns import BENCH
+from experiments.bench.engine import AUTO, Case, bench
+from experiments.bench.plots import Figures, dots, loops, styled
+from experiments.bench.summary import is_benchmark
+from experiments.bench.table import Row
+from experiments.bench.timing import Effort
+from experiments.diffusion import run as diffusion
+from experiments.diffusion.latent import generator
+from experiments.diffusion.sampling import Setup, schedule_of
+from experiments.gradients.network import Network, Size
+from experiments.resnet import run as resnet
+from experiments.resnet.network import Shape
+
+TAKES = "5 min"
+LONGEST = 5.0  # seconds of one call
+TITLE = "title"  # the cell that says which of `HEADLINES` a row is of
+KEPT = ("L", "w", "batch", "direction")  # what else is said of a case
+SHORT = 512  # steps of a chain, with --quick
+RESIDUAL = (AUTO, "sequential / dense", "identity / dense", "identity / identity")
+SAMPLERS = ("dense", "gaussian", "picard")
+COLUMNS = {
+    TITLE: "which program, in which direction",
+    **{key: BENCH[key] for key in ("program", "ms", "speedup", "over lax.scan")},
+    **{key: BENCH[key] for key in ("predicted speedup", "iterations", "error")},
+    "error, float64": "the same from lax.scan in float64",
+    **{key: BENCH[key] for key in ("compile s", "note")},
+}
+
+
+class Headline(NamedTuple):
+    """A program that the README shows.
+
+    Attributes:
+        make: its case, from the length of its chain.
+        length: of it.
+        published: the speedup that others report of a parallel program.
+    """
+
+    make: Callable[[int], Case]
+    length: int
+    published: str = ""
+
+
+def gru(units: int, direction: str) -> Callable[[int], Case]:
+    """A GRU with random weights."""
+    return lambda length: Size(Network("gru", units), length).case(direction)
+
+
+def layers(direction: str) -> Callable[[int], Case]:
+    """The layers of DeepPCR."""
+    return lambda length: mlp.case(mlp.Size("tanh", length, 8, 1), direction)
+
+
+def blocks(length: int) -> Case:
+    """A training step through residual blocks."""
+    task = resnet.Task(Shape(length), resnet.BATCH, resnet.WARM + 1)
+    return resnet.case(task, RESIDUAL)
+
+
+def sampling(steps: int) -> Case:
+    """A digit from 16 latents; the networks are trained once, which takes half a minute."""
+    setup = Setup(generator(16, diffusion.Scale().training), schedule_of("DDIM"), steps, batch=1)
+    methods = {AUTO: {"method": AUTO}} | {name: diffusion.METHODS[name] for name in SAMPLERS}
+    return setup.case(methods)
+
+
+QUICK = ("GRU of 4 units, T = 10,000, gradient", "MLP, forward pass")
+HEADLINES = {  # the most important first
+    "GRU of 1 unit, T = 100,000, gradient": Headline(gru(1, "gradient"), 100_000, "808 (DEER)"),
+    "MLP, 1024 layers of 8 tanh units, gradient": Headline(layers("gradient"), 1024),
+    "MLP, backward pass alone": Headline(layers("backward"), 1024, "200 (DeepPCR)"),
+    "MLP, forward pass": Headline(layers("forward"), 1024, "30 (DeepPCR)"),
+    "residual network of 1024 blocks, training": Headline(blocks, 1024, "7 (DeepPCR)"),
+    "latent diffusion, 1000 steps, sampling": Headline(sampling, 1000, "11 (DeepPCR)"),
+    "GRU of 4 units, T = 10,000, gradient": Headline(gru(4, "gradient"), 10_000),
+    "GRU of 4 units, forward pass": Headline(gru(4, "forward"), 10_000),
+    "GRU of 1 unit, forward pass": Headline(gru(1, "forward"), 100_000),
+}
+
+
+def case(title: str, length: int | None = None) -> Case:
+    """The case of one of `HEADLINES`, with a chain of its own length unless another is given."""
+    found = HEADLINES[title].make(length or HEADLINES[title].length)
+    labels = {TITLE: title, **{key: found.labels[key] for key in KEPT}}
+    return dataclasses.replace(found, labels=labels, in_float64=True)
+
+
+@styled
+def pictures(rows: Sequence[Row]) -> Figures:
+    """The default of each program beside the best loop."""
+    mine = [row for row in rows if row.get("program") == AUTO and "speedup" in row]
+    if not mine:
+        return {}
+    drawing = dots(
+        "How many times faster deeppcr is than the best loop",
+        mine,
+        "speedup",
+        f"speedup over the fastest of {loops(list(filter(is_benchmark, rows)))} [times]\n"
+        "right of 1: deeppcr is faster; open: predicted",
+        lambda row: str(row[TITLE]),
+        program=lambda row: "the default",
+        predicted="predicted speedup",
+    )
+    return {"speedup": drawing}
+
+
+def main(argv: list[str]) -> None:
+    """Measure all programs."""
+    options = command.parser("headline", __doc__).parse_args(argv)
+    device, effort = depth.at_hand(), Effort(options.repeats)
+    length, titles = (SHORT, QUICK) if options.quick else (None, HEADLINES)
+
+    def rows(title: str) -> Iterator[Row]:
+        return bench(case(title, length), device, effort, LONGEST)
+
+    jobs = [partial(rows, title) for title in titles]
+    command.run(options, jobs, {"": COLUMNS}, summary=command.fastest, pictures=pictures)
