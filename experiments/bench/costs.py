@@ -39,13 +39,16 @@ def analyze(
     Args:
         run: a program.
         arguments: of it.
-        trips: iterations, and trips of all loops of unknown length; None for what is expected.
+        trips: iterations, and trips of all loops of unknown length but those that are expected to
+            make none, such as a trust region; None for what is expected.
         rest: trips of the sequential fallbacks; None for as many as the others.
     """
     jaxpr = jax.make_jaxpr(run)(*arguments)
     found, unproven = analyze_loops(jaxpr)
-    known: dict[str, int | None] = dict.fromkeys((loop.key for loop in unproven), trips)
-    known |= {} if rest is None else dict.fromkeys(known.keys() & {loops.FALLBACK}, rest)
-    known |= dict.fromkeys(known.keys() & {loops.CORRECTION, loops.REPAIR}, 0)
+    none = {loop.key for loop in unproven if loop.expected and not loop.expected.trips}
+    none |= {loops.CORRECTION, loops.REPAIR}
+    known = {loop.key: 0 if loop.key in none else trips for loop in unproven}
+    if loops.FALLBACK in known:
+        known[loops.FALLBACK] = trips if rest is None else rest
     given = {key: count for key, count in known.items() if count is not None}
     return analyze_jaxpr(jaxpr, trip_counts=given) if given else found

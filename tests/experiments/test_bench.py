@@ -288,6 +288,8 @@ def test_loops_are_found_by_their_scope() -> None:
             _, x = jax.lax.while_loop(
                 lambda s: ~s[0], lambda s: (~s[0], jnp.sin(s[1])), (x[0] > 0, x)
             )
+        with loops.named(loops.DAMPING, 0):  # nor is what nobody expects to run
+            x = jax.lax.while_loop(lambda x: x[0] < 2, lambda x: jnp.cos(jnp.sin(x)), x)
         return jax.lax.while_loop(lambda x: x[0] < 9, lambda x: jnp.sin(x), x)
 
     def depth(**trips: int) -> int:
@@ -300,6 +302,7 @@ def test_loops_are_found_by_their_scope() -> None:
     assert depth(trips=0, rest=5) > none
     assert depth(trips=5, rest=5) == depth(trips=5, rest=0) + depth(trips=0, rest=5) - none
     assert depth(trips=5) == depth(trips=5, rest=5)
+    assert depth(trips=6, rest=0) - depth(trips=5, rest=0) == 2  # the sine, and its condition
 
 
 def test_a_python_loop_is_a_scan() -> None:
