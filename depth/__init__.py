@@ -4,7 +4,7 @@ The package is part of the distribution deeppcr. The distribution called ``depth
 unrelated; its folder has the same name where file systems ignore case, so do not install both.
 """
 
-from depth.analysis import analyze, by_output, compute_depth, serial_depth
+from depth.analysis import analyze, compute_depth, serial_depth
 from depth.comparison import Comparison, compare
 from depth.cost import Cost, EstimateWarning, LowerBoundWarning, predict
 from depth.device import Device
@@ -24,7 +24,6 @@ __all__ = [
     "Unknown",
     "analyze",
     "at_hand",
-    "by_output",
     "compare",
     "compute_depth",
     "devices",

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 
 from depth.cost import Cost, EstimateWarning, first_of, warn_of_bound
+from depth.inner import reader
 from depth.jaxprs import without_constants
 from depth.loops import WhileLoop
 from depth.paths import Paths
-from depth.reader import Reader, TripCounts
+from depth.reader import TripCounts
 
 
 def analyze(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Cost:
@@ -87,10 +88,10 @@ def analyze_loops(
 ) -> tuple[Cost, set[WhileLoop]]:
     """The cost of a jaxpr, and the while loops whose number of trips is not proven."""
     _check_trip_counts(trip_counts)
-    reader = Reader(trip_counts)
-    block = reader.block(jaxpr)
-    listed, paths = (tuple(reader.unknown), tuple(reader.expected)), Paths(block, structure)
-    return Cost(*block.totals, *listed, ((paths, 1),), block), set(reader.loops)
+    read = reader(trip_counts)
+    block = read.block(jaxpr)
+    listed, paths = (tuple(read.unknown), tuple(read.expected)), Paths(block, structure)
+    return Cost(*block.totals, *listed, ((paths, 1),), block), set(read.loops)
 
 
 def compute_depth(jaxpr: Any) -> int:
@@ -150,34 +151,6 @@ def serial_depth(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = N
         Expressions*, Journal of the ACM 21, 1974.
     """
     return _exactly(analyze(fn, *args, trip_counts=trip_counts)).depth
-
-
-def by_output(fn: Callable[..., Any], *args: Any, trip_counts: TripCounts = None) -> Any:
-    """The serial depth of every output of ``fn(*args)``.
-
-    Args:
-        fn: As in `analyze`.
-        *args: As in `analyze`.
-        trip_counts: As in `analyze`.
-
-    Returns:
-        A pytree like the result of ``fn``, with the depth of each output in operations.
-
-    Raises:
-        TypeError: As in `analyze`.
-        ValueError: As in `analyze`.
-
-    Warns:
-        LowerBoundWarning: If a part of the program is unknown, so that depths may be larger.
-        EstimateWarning: If the number of trips of a loop is expected, not proven.
-
-    Example:
-        >>> import depth, jax, jax.numpy as jnp
-        >>> x = jax.ShapeDtypeStruct((8,), "float32")
-        >>> depth.by_output(lambda x: {"sum": jnp.sum(x), "sine": jnp.sin(x)}, x)
-        {'sine': 1, 'sum': 3}
-    """
-    return _exactly(analyze(fn, *args, trip_counts=trip_counts)).by_output
 
 
 def _exactly(cost: Cost) -> Cost:

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 
 from depth.device import Device
+from depth.fusion import Kernels
 from depth.graph import Block
-from depth.kernels import Kernels, Loop, Program
+from depth.kernels import Loop, Program
 from depth.loops import Expected
 from depth.models import find_device
 from depth.paths import Operations, Paths, summed
@@ -233,7 +234,7 @@ class Cost:
 def predict(cost: Cost, device: Device | str) -> float:
     """The seconds that a call of the compiled program takes on ``device``.
 
-    What it cannot see: which operations the compiler fuses (`depth.kernels` guesses, the same for
+    What it cannot see: which operations the compiler fuses (`depth.fusion` guesses, the same for
     every device), how well a library's product of a given shape uses the device, what stays in
     which cache, work that overlaps, and layouts. Expect a factor of 1.5 for half of all programs
     and 2 to 3 for most others; on one of `devices`, whose latencies are estimates, expect less.

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from depth.inner import reader
 from depth.maxplus import Algebra
-from depth.reader import Reader
 
 Sources = frozenset[int]
 
@@ -27,6 +27,6 @@ class AnyPath(Algebra):
 
 def dependence(jaxpr: Any, inputs: Sequence[Sources]) -> list[Sources]:
     """The dependences of each result of ``jaxpr``, given those of each input."""
-    block, algebra = Reader().block(jaxpr), AnyPath(0)
+    block, algebra = reader().block(jaxpr), AnyPath(0)
     paths = block.matrix(algebra)[: len(block.outputs), 1:] > algebra.threshold
     return [Sources().union(*(inputs[i] for i in np.flatnonzero(row).tolist())) for row in paths]

@@ -298,7 +298,7 @@ def _calls_for(equation: Any, wanted: Callable[[Any], bool]) -> bool:
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _HERE = os.path.dirname(__file__)
-_OURS = tuple(os.path.join(_HERE, name) for name in ("analysis.py", "reader.py", "__main__.py"))
+_OURS = tuple(os.path.join(_HERE, name) for name in ("analysis.py", "inner.py", "__main__.py"))
 
 
 class Location(NamedTuple):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from depth.inner import ENTERED
 from depth.primitives import PRIMITIVES, enter
-from depth.reader import ENTERED
 
 # In a process of its own: which primitives exist depends on what was imported, and other tests make
 # some of their own. Instructions of one kind of device, which only its kernels know, are left out:

@@ -252,10 +252,9 @@ def halve(x):
     "number",
     [
         lambda: depth.serial_depth(halve, f()),
-        lambda: depth.by_output(halve, f()),
         lambda: depth.compute_depth(jax.make_jaxpr(halve)(1.0)),
     ],
-    ids=["serial_depth", "by_output", "compute_depth"],
+    ids=["serial_depth", "compute_depth"],
 )
 def test_a_number_that_is_a_lower_bound_comes_with_a_warning(number):
     with pytest.warns(
