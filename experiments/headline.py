@@ -15,7 +15,6 @@ from experiments.bench import command
 from experiments.bench.columns import BENCH
 from experiments.bench.engine import AUTO, Case, bench
 from experiments.bench.plots import Figures, dots, loops, styled
-from experiments.bench.summary import is_benchmark
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.diffusion import run as diffusion
@@ -102,14 +101,15 @@ def case(title: str, length: int | None = None) -> Case:
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
     """The default of each program beside the best loop."""
-    mine = [row for row in rows if row.get("program") == AUTO and "speedup" in row]
-    if not mine:
+    mine = [row for row in rows if row[TITLE] in HEADLINES]
+    ours = [row for row in mine if row["program"] == AUTO and "speedup" in row]
+    if not ours:
         return {}
     drawing = dots(
         "How many times faster deeppcr is than the best loop",
-        mine,
+        ours,
         "speedup",
-        f"speedup over the fastest of {loops(list(filter(is_benchmark, rows)))} [times]\n"
+        f"speedup over the fastest of\n{loops(mine)} [times]\n"
         "right of 1: deeppcr is faster; open: predicted",
         lambda row: str(row[TITLE]),
         program=lambda row: "the default",
