@@ -84,7 +84,8 @@ def run(
 ) -> None:
     """Run cases until all are done, time is over, or Ctrl-C: tables to stdout, progress to stderr.
 
-    Rows are written as they come, so that the file holds all there is whatever happens.
+    Rows are written as they come, so that the file holds all there is whatever happens. As long as
+    not all cases are done, it also holds the older rows that were not measured anew.
 
     Args:
         options: of the command line.
@@ -101,6 +102,7 @@ def run(
     kept, every = SCRATCH / f"{options.name}.jsonl", list[Row]()
     if options.keep or options.out:
         kept = results.path_of(options.keep or options.name, options.out)
+    older = results.groups(kept) if kept.exists() else []
     used: dict[str, str] = {}  # columns that have been printed
     start, number, ending, code = time.monotonic(), 0, "", 0
 
@@ -113,7 +115,8 @@ def run(
                 PROGRESS.print(text + "\n")
 
     def write(complete: bool) -> None:
-        results.write(kept, every, quick=options.quick, complete=complete)
+        before = [] if complete else older
+        results.write(kept, every, before, quick=options.quick, complete=complete)
 
     if options.quick:
         PROGRESS.print(f"{options.name}, quick version: few and small cases.\n")

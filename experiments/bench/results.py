@@ -19,6 +19,12 @@ import numpy as np
 import depth
 
 FOLDER = Path(__file__).parent.parent / "results"
+KEY = {  # cells that say what was measured
+    *("part", "title", "kind", "data", "activation", "chain", "w", "L", "batch", "modules"),
+    *("steps", "direction", "program", "method", "form", "k", "gain", "problem", "source"),
+    *("options", "tolerance", "scheduler", "entry", "target", "variant"),
+}
+Rows = list[dict[str, Any]]
 
 
 def device() -> str:
@@ -48,17 +54,30 @@ def path_of(name: str, folder: Path | None = None) -> Path:
     return (folder or FOLDER) / device() / f"{name}.jsonl"
 
 
-def write(path: Path, rows: Iterable[Mapping[str, Any]], **about: Any) -> None:
+def write(
+    path: Path,
+    rows: Iterable[Mapping[str, Any]],
+    older: Iterable[tuple[dict[str, Any], Rows]] = (),
+    **about: Any,
+) -> None:
     """Write ``rows`` below a line on where and when they were measured, and ``about`` them.
+
+    Of ``older`` ones, by environment, those follow that were not measured anew.
 
     The file is whole or not there: lines go to a temporary file that replaces the old one once it
     is complete. If anything fails, Ctrl-C included, the old file stays as it was.
     """
+    rows = list(rows)
+    lines: list[Any] = [{"environment": environment() | about}, *rows]
+    anew = set(map(_key, rows))
+    for head, those in older:
+        if rest := [row for row in those if _key(row) not in anew]:
+            lines += [{"environment": head}, *rest]
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            for row in ({"environment": environment() | about}, *rows):
+            for row in lines:
                 file.write(json.dumps(row, default=_plain) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -68,15 +87,25 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]], **about: Any) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
-def read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The environments and the rows of a result file.
+def read(path: Path) -> tuple[Rows, Rows]:
+    """The environments and the rows of a result file; it has several if rows were kept."""
+    found = groups(path)
+    return [head for head, _ in found], [row for _, rows in found for row in rows]
 
-    A line with an environment says where and when the rows below it were measured; a merged file
-    has several of them.
-    """
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    environments = [line["environment"] for line in lines if "environment" in line]
-    return environments, [line for line in lines if "environment" not in line]
+
+def groups(path: Path) -> list[tuple[dict[str, Any], Rows]]:
+    """The environments of a result file, each with the rows that were measured there and then."""
+    found: list[tuple[dict[str, Any], Rows]] = []
+    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        if "environment" in line:
+            found.append((line["environment"], []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def _key(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, str(row[name])) for name in row if name in KEY)
 
 
 def _plain(value: Any) -> Any:

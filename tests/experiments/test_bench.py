@@ -377,6 +377,18 @@ def test_results_come_back_as_written(tmp_path: Path) -> None:
     assert (len(environments), len(rows)) == (2, 4)
 
 
+def test_older_rows_stay_until_they_are_measured_anew(tmp_path: Path) -> None:
+    path = tmp_path / "toy.jsonl"
+    rows = [{"L": length, "program": "newton", "ms": 1.0} for length in (8, 16)]
+    results.write(path, rows, complete=True)
+    older = results.groups(path)
+    for count in (0, 1):
+        results.write(path, [row | {"ms": 2.0} for row in rows[:count]], older, complete=False)
+        environments, back = results.read(path)
+        assert [one["complete"] for one in environments] == [False, True]
+        assert [(row["L"], row["ms"]) for row in back] == [(8, 2.0 if count else 1.0), (16, 1.0)]
+
+
 def crash() -> Iterator[dict[str, int]]:
     yield {"length": 1}
     raise RuntimeError("midway")

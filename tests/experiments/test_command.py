@@ -89,7 +89,11 @@ def test_what_is_stopped_leaves_its_rows_and_their_table(
     run(tmp_path, pytest.fail, seconds=-1.0)
     stopped = f"Stopped after -1 s, as --seconds says: 0 of 1 cases done, rows so far in {path}"
     assert stopped in capsys.readouterr().out
-    assert results.read(path)[0][0]["complete"] is False
+    (first, _), rows = results.read(path)
+    assert (first["complete"], rows) == (False, [{"L": 1, "ms": 2.5}])  # which nothing replaced
+
+    run(tmp_path, lambda: iter([{"L": 2}]))
+    assert results.read(path)[1] == [{"L": 2}]  # a run that is done replaces all
 
 
 def test_repeats_are_a_number_from_one_on(capsys: pytest.CaptureFixture[str]) -> None:
