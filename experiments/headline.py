@@ -33,6 +33,7 @@ RESIDUAL = (AUTO, "sequential / dense", "identity / dense", "identity / identity
 SAMPLERS = ("dense", "gaussian", "picard")
 COLUMNS = {
     TITLE: "which program, in which direction",
+    "L": BENCH["L"],
     **{key: BENCH[key] for key in ("program", "ms", "speedup", "over lax.scan")},
     **{key: BENCH[key] for key in ("predicted speedup", "iterations", "error")},
     "error, float64": "the same from lax.scan in float64",
