@@ -22,6 +22,7 @@ from depth.device import Device
 from depth.platforms import chosen_device, compiled_for, cores, first_device
 
 _T, _G, _US = 1e12, 2**30, 1e-6
+WARP = 32  # threads of a GPU whose reads run one after another where these are out of order
 _GPU = (
     "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scalar 8 us a step "
     "(QuantEcon, JAX 0.8.1); a wait of the host 15 us, a node of a CUDA graph 0.4 of a launch: "
@@ -29,7 +30,7 @@ _GPU = (
 )
 _HOPPER = (
     "measured on an H100 with jax 0.11.2: a call, a node of a CUDA graph, waits of the host of 9 "
-    "to 25 us, and 13 loops that are one kernel each"
+    "to 25 us, 13 loops in one kernel each, cyclic reduction of 16 x 16 blocks"
 )
 _TPU = (
     "latencies: XLA's estimates of some 600 cycles for a small fusion; "
@@ -93,7 +94,7 @@ def _gpu(name: str) -> Device:
         memory=memory,
         source=f"{_SOURCES[name]}; {_GPU}",
         call_latency=call * _US,
-        vector_rates={"arithmetic": single * _T},
+        vector_rates={"arithmetic": single * _T, "move": single * _T / WARP},
         platform="rocm" if name.startswith("MI") else "cuda",
         node_latency=node * _US if node else None,
         operation_latency=cycles / (ghz * 1e9) if cycles else None,
