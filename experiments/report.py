@@ -29,15 +29,16 @@ NOTE = (
     "**Default** is the speedup of what deeppcr does if nothing is asked for, over the best loop: "
     "the fastest of `jax.lax.scan`, the same with `unroll=4` or `16`, and on a GPU "
     "`Sequential(fused=True)`. Below 1 is slower. *Predicted* by `depth`. *At once* is the fastest "
-    "program that takes all steps at once, forward or backward. *Published* speedups are of such "
-    "programs on other machines, over other loops."
+    "program that takes all steps at once, forward or backward. *Compile*: seconds to trace and to "
+    "compile the default, in brackets `jax.lax.scan`. *Published* speedups are of parallel programs "
+    "on other machines, over other loops."
 )
 RANGE = re.compile(r"(<!-- measured: (\w+) -->).*?(<!-- end -->)")
 # Programs that may compute step by step: where they do, they are never taken for parallel ones.
 SEQUENTIAL = ("auto", "adjoint, backprop")
 PLATFORMS = {"CPU": "cpu", "GPU": "nvidia"}  # and how the names of their devices begin
 COLUMNS = (
-    *("program", "CPU, **default**", "CPU, predicted", "CPU, at once"),
+    *("program", "CPU, **default**", "CPU, predicted", "CPU, at once", "CPU, compile s"),
     *("GPU", "GPU, **default**", "GPU, predicted", "GPU, at once", "published"),
 )
 # What sentences of the README say: the default's speedups over the best loop, for 2 to 16 units.
@@ -103,7 +104,14 @@ def _headline(title: str, device: Device) -> Row:
     top = next(best(mine, without=SEQUENTIAL), {})
     cells = {"": device.name.removeprefix("nvidia-").split("-")[0].upper()}
     cells |= {", **default**": default["speedup"], ", at once": top.get("speedup", "")}
+    built = [_build_seconds(row) for row in (default, mine[0])]
+    cells |= {", compile s": "{:.2g} ({:.2g})".format(*built)} if all(built) else {}
     return cells | {", predicted": default.get("predicted speedup", "")}
+
+
+def _build_seconds(row: Row) -> float:
+    """To trace and to compile; 0 where that was not measured."""
+    return float(row.get("trace s", 0) + row["compile s"]) if row.get("compile s") else 0.0
 
 
 def is_default(row: Row) -> bool:
