@@ -41,8 +41,7 @@ class Sequential:
             steps: states of at most 64 entries for a thread in float32 or shorter, elementwise
             operations, small products, and moves of entries; what does not depend on the state may
             be anything. On other platforms it is `jax.lax.scan`. The states of a gradient are
-            computed by it if the adjoint is an `Adjoint`; with ``linear=Recurrence(fused=True)``
-            the recurrence of the adjoint is one kernel, too.
+            computed by it if the adjoint is an `Adjoint`, or "backprop", which is one kernel, too.
 
     Raises:
         ValueError: ``fused`` is no bool; or, in a call, the step has no such kernel, or its chain

@@ -30,8 +30,8 @@ NOTE = (
     "the fastest of `jax.lax.scan`, the same with `unroll=4` or `16`, and on a GPU "
     "`Sequential(fused=True)`. Below 1 is slower. *Predicted* by `depth`. *At once* is the fastest "
     "program that takes all steps at once, forward or backward. *Compile*: seconds to trace and to "
-    "compile the default, in brackets `jax.lax.scan`. *Published* speedups are of parallel programs "
-    "on other machines, over other loops."
+    "compile the default, in brackets `jax.lax.scan`. *Published* speedups are of parallel "
+    "programs on other machines, over other loops."
 )
 RANGE = re.compile(r"(<!-- measured: (\w+) -->).*?(<!-- end -->)")
 # Programs that may compute step by step: where they do, they are never taken for parallel ones.

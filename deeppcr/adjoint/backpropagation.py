@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from deeppcr.adjoint.one_kernel import by_steps
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.chain.chain import TracedChain
 from deeppcr.lower import even_chunk, steps_in_cache
@@ -47,7 +48,12 @@ class Backpropagation:
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
+        loop = partial(self._by_loop, chain, states, g, enter)
+        return by_steps(chain, states, g, enter, loop)
 
+    def _by_loop(
+        self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
+    ) -> tuple[Leaves, Leaves]:
         def body(mu: Leaves, at: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
             state, inputs, g_l = at
             lam = add(g_l, mu)

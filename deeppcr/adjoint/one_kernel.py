@@ -1,11 +1,13 @@
 """The adjoint states by one kernel of a GPU, where the step has one.
 
-Backpropagation is a linear recurrence, ``mu_l = A_l^T (g_l + mu_{l+1})``. Newton's method solves it
-in one iteration, with ``A_l`` in registers, and another iteration tells the residual.
+Backpropagation is a linear recurrence, ``mu_l = A_l^T (g_l + mu_{l+1})``. A kernel computes it step
+by step, or in windows by Newton's method: in one iteration, with ``A_l`` in registers; another one
+tells the residual.
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,60 +17,108 @@ from deeppcr.arrays.avals import of_step
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
-from deeppcr.lower import CannotFuse, SolvedBelow, fused_solve, kernels_run
+from deeppcr.lower import (
+    CannotFuse,
+    FusedStep,
+    SolvedBelow,
+    fused_scan,
+    fused_solve,
+    kernels_run,
+)
 from depth.jaxprs import Program
 
 # One iteration, and some more if products of Jacobians lose digits.
 LINEAR = SolvedBelow(iterations=4, standing=0.0, update=math.inf)
+Pulled = tuple[Leaves, Leaves]  # what `AdjointSolver.backward` returns
 
 
-def pulled(
+class _Recurrence(NamedTuple):
+    """The recurrence of a chain, from the last step to the first.
+
+    Attributes:
+        chain: whose adjoint it is.
+        g: the cotangents of the states.
+        enter: ``mu`` after the last step.
+        program: of a step, ``(*mu, *state, *input, *g) -> mu``; its constants are ``captured``.
+        inputs: the arrays of all steps.
+        captured: those that are the same in all steps.
+    """
+
+    chain: TracedChain
+    g: Leaves
+    enter: Leaves
+    program: Program
+    inputs: Leaves
+    captured: Leaves
+
+    @classmethod
+    def of(cls, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves) -> Self:
+        """That of a chain with these states, before its steps."""
+        inputs = [*states, *chain.inputs, *g]
+        counts = len(enter), len(states), len(chain.inputs), len(g)
+
+        def step(*leaves: Array) -> Leaves:
+            rest = iter(leaves)
+            mu, z, x, g_l = ([next(rest) for _ in range(count)] for count in counts)
+            captured = list(rest)
+            pull = jax.vjp(lambda z: chain.step(z, x, captured), z)[1]
+            found: Leaves = pull(add(g_l, mu))[0]
+            return found
+
+        closed = jax.make_jaxpr(step)(*enter, *map(of_step, inputs), *chain.captured)
+        program, given = Program.of(closed), len(enter) + len(inputs)
+        constvars = [*program.invars[given:], *program.constvars]
+        program = program._replace(invars=program.invars[:given], constvars=constvars)
+        captured = [*chain.captured, *getattr(closed, "consts", ())]
+        return cls(chain, g, enter, program, inputs, captured)
+
+    def pulled(self, mu: Leaves) -> Pulled:
+        """The adjoint states, and what the first step passes on, from ``mu`` of all steps."""
+        axis = self.chain.axis.reversed
+        lam = [axis.before(end, rest) for end, rest in zip(self.enter, mu, strict=True)]
+        return add(self.g, lam), [z[0] for z in mu]
+
+
+def by_steps(
     chain: TracedChain,
     states: Leaves,
     g: Leaves,
     enter: Leaves,
-    otherwise: Callable[[], tuple[Leaves, Leaves]],
-) -> tuple[Leaves, Leaves]:
+    otherwise: Callable[[], Pulled],
+) -> Pulled:
     """See `AdjointSolver.backward`; ``otherwise`` is the same without a kernel."""
     if not kernels_run() or chain.axis != LOCAL:
         return otherwise()
-    axis, inputs = chain.axis.reversed, [*states, *chain.inputs, *g]
-    parts = len(enter), len(states), len(chain.inputs), len(g)
-
-    def leaves(*_: Array) -> Leaves:
-        lam = otherwise()[0]
-        none = jnp.int32(0), jnp.int32(chain.length), jnp.zeros((), chain.layout.dtype)
-        return [*jax.vjp(chain, states)[1](lam)[0], *none]
-
-    def step(*leaves: Array) -> Leaves:
-        rest, split = list(leaves), []
-        for count in parts:
-            split.append(rest[:count])
-            rest = rest[count:]
-        mu, z, x, g_l = split
-        (found,) = jax.vjp(lambda z: chain.step(z, x, rest), z)[1](add(g_l, mu))
-        return found
-
-    each = [*enter, *map(of_step, inputs), *chain.captured]
-    closed = jax.make_jaxpr(step)(*each)
-    program, given = Program.of(closed), len(enter) + len(inputs)
-    captured = [*chain.captured, *getattr(closed, "consts", ())]
-    constvars = [*program.invars[given:], *program.constvars]
-    program = program._replace(invars=program.invars[:given], constvars=constvars)
-
+    own = _Recurrence.of(chain, states, g, enter)
+    program = own.program._replace(outvars=own.program.outvars * 2)
     try:
-        *mu, _, _, _ = fused_solve(
-            program,
-            chain.layout.batch_shape,
-            LINEAR,
-            chain.length,
-            True,
-            leaves,
-            enter,
-            inputs,
-            captured,
-        )
+        step = FusedStep.of(program, len(enter), len(own.inputs), chain.layout.batch_shape)
     except CannotFuse:
         return otherwise()
-    lam = [axis.before(end, rest) for end, rest in zip(enter, mu, strict=True)]
-    return add(g, lam), [z[0] for z in mu]
+    found = fused_scan(step, enter, own.inputs, own.captured, True, chain.length)
+    return own.pulled(found[1])
+
+
+def by_windows(
+    chain: TracedChain,
+    states: Leaves,
+    g: Leaves,
+    enter: Leaves,
+    otherwise: Callable[[], Pulled],
+) -> Pulled:
+    """The same, all steps of a window at once."""
+    if not kernels_run() or chain.axis != LOCAL:
+        return otherwise()
+    own = _Recurrence.of(chain, states, g, enter)
+
+    def leaves(*_: Array) -> Leaves:
+        mu: Leaves = jax.vjp(chain, states)[1](otherwise()[0])[0]
+        none = jnp.int32(0), jnp.int32(chain.length), jnp.zeros((), chain.layout.dtype)
+        return [*mu, *none]
+
+    shape, arrays = chain.layout.batch_shape, (enter, own.inputs, own.captured)
+    try:
+        found = fused_solve(own.program, shape, LINEAR, chain.length, True, leaves, *arrays)
+    except CannotFuse:
+        return otherwise()
+    return own.pulled(found[: len(enter)])

@@ -23,15 +23,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.arrays.avals import of_step
 from deeppcr.axis import LOCAL, ChainAxis
-from deeppcr.checks import check_flag
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.judged import System, solve_judged
 from deeppcr.loops import unless
-from deeppcr.lower import CannotFuse, FusedStep, fused_scan, is_for_gpus
-from depth.jaxprs import Program
 
 Solve = Callable[[Blocks, Array, bool], Array]
 
@@ -122,11 +118,6 @@ class Recurrence(LinearSolver):
 
     Attributes:
         unroll: integer >= 1, steps per trip of the loop; None: chosen by the size of a step.
-        fused: whether the loop is one kernel on an NVIDIA GPU, as in `Sequential`: blocks of up to
-            64 x 64 with at most 4096 operations a step, and any diagonals, in float32 or shorter.
-
-    Raises:
-        ValueError: ``fused`` is true, and the blocks are too large for one kernel, or float64.
 
     Example:
         >>> A, b = jnp.full((100, 1), 0.5), jnp.ones((100, 1))
@@ -135,10 +126,6 @@ class Recurrence(LinearSolver):
     """
 
     unroll: int | None = None
-    fused: bool = False
-
-    def __post_init__(self) -> None:
-        check_flag("fused", self.fused)
 
     def multiplies(self, blocks: Blocks) -> bool:
         return False
@@ -146,10 +133,6 @@ class Recurrence(LinearSolver):
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         axis = blocks.axis
         steps, b = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, axis, 0), (blocks, b))
-        if self.fused:
-            y = _in_one_kernel(steps, b, reverse)
-            if y is not None:
-                return jnp.moveaxis(y, 0, axis)
         along, last = Along(reverse=reverse), len(b) - 1
 
         # The loop indexes the steps and writes the states into one buffer, which starts as b. A
@@ -167,9 +150,6 @@ class Recurrence(LinearSolver):
         return jnp.moveaxis(trajectory, 0, axis)
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
-        if self.fused:
-            return super()._solve_transposed(blocks, g, reverse)
-
         # The carry is mu, so that no block is shifted by a step.
         def step(mu: Array, inputs: tuple[Blocks, Array]) -> tuple[Array, Array]:
             block, g_l = inputs
@@ -178,36 +158,6 @@ class Recurrence(LinearSolver):
 
         start, unroll = jnp.zeros_like(g[0]), self.unroll or _unroll(blocks, g)
         return lax.scan(step, start, (blocks, g), reverse=not reverse, unroll=unroll)[1]
-
-
-def _in_one_kernel(steps: Blocks, b: Array, reverse: bool) -> Array | None:
-    """The states, by one kernel on a GPU; None elsewhere.
-
-    Raises:
-        CannotFuse: there is no kernel for a step.
-    """
-    leaves, tree = jax.tree.flatten(steps)
-
-    def step(y: Array, *inputs: Array) -> tuple[Array, Array]:
-        *block, is_first, b_l = inputs
-        y = b_l + jnp.where(is_first, 0, jax.tree.unflatten(tree, block).apply_step(y))
-        return y, y
-
-    start = len(b) - 1 if reverse else 0
-    arrays = [*leaves, jnp.arange(len(b)) == start, b]
-    each = list(map(of_step, arrays))
-    program = Program.of(jax.make_jaxpr(step)(each[-1], *each))
-    try:
-        fused = FusedStep.of(program, 1, len(arrays), b.shape[1:-1])
-    except CannotFuse as error:
-        raise CannotFuse(
-            f"fused=True, but the recurrence of {type(steps).__name__} cannot be one kernel: "
-            f"{error}. Use fused=False."
-        ) from None
-    if not is_for_gpus():
-        return None
-    _, (y,) = fused_scan(fused, [jnp.zeros_like(b[0])], arrays, [], reverse, len(b))
-    return y
 
 
 def _unroll(blocks: Blocks, b: Array) -> int:

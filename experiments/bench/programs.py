@@ -92,8 +92,8 @@ def fused(program: Callable[[Scan], T], arguments: Any, batch_ndim: int = 0) -> 
     if platform() != "cuda":
         return {}
     method = deeppcr.Sequential(fused=True)
-    adjoint = deeppcr.Adjoint(linear=deeppcr.Recurrence(fused=True))
-    found = program(partial(deeppcr.scan, method=method, adjoint=adjoint, batch_ndim=batch_ndim))
+    loop = partial(deeppcr.scan, method=method, adjoint="backprop", batch_ndim=batch_ndim)
+    found = program(loop)
     variant = found if isinstance(found, Variant) else Variant(cast(Any, found))
     try:
         if variant.prepare:

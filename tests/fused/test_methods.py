@@ -1,18 +1,18 @@
-"""`Sequential(fused=True)` and `Recurrence(fused=True)` beside `jax.lax.scan`."""
+"""`Sequential(fused=True)` and backpropagation as kernels, beside `jax.lax.scan`."""
 
 from functools import partial
 from importlib import import_module
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr import Adjoint, Chain, Recurrence, Sequential
+from deeppcr import Chain, Sequential
+from deeppcr.lower.variants import compiled_for
 from tests.fused.gpu import assert_scans, kernels_of, on_a_gpu
 from tests.fused.test_kernel import L, as_users_write_it, gru, numbers  # noqa: F401
-from tests.problems import assert_agree, rounding
+from tests.problems import assert_agree
 
 FUSED = Sequential(fused=True)
 CELL = gru(3)
@@ -45,8 +45,7 @@ def loss(scan, w, h, x):
 
 @pytest.mark.parametrize("count", [2, 33])
 def test_examples_and_their_gradients(count):
-    adjoint = Adjoint(linear=Recurrence(fused=True))
-    ours = partial(deeppcr.scan, method=FUSED, adjoint=adjoint)
+    ours = partial(deeppcr.scan, method=FUSED, adjoint="backprop")
 
     def total(scan, w, h, x):
         return jax.vmap(partial(loss, scan), (None, 0, 0))(w, h, x).sum()
@@ -55,33 +54,18 @@ def test_examples_and_their_gradients(count):
     gradient = partial(jax.value_and_grad(total, (1, 2, 3)))
     expected = jax.jit(partial(gradient, jax.lax.scan))(*arrays)
     assert_agree(on_a_gpu(partial(gradient, ours), *arrays), expected, 1e-5)
+    with compiled_for("cuda"):
+        program = str(jax.make_jaxpr(partial(gradient, ours))(*arrays))
+    assert program.count("fused_scan[") == 2
 
 
 def test_second_derivatives():
     def slope(scan, h):
         return jax.grad(lambda h: jax.grad(lambda h: loss(scan, W, h, X))(h).sum())(h)
 
-    ours = partial(deeppcr.scan, method=FUSED, adjoint=Adjoint(linear=Recurrence(fused=True)))
+    ours = partial(deeppcr.scan, method=FUSED, adjoint="backprop")
     expected = jax.jit(partial(slope, jax.lax.scan))(H)
     assert_agree(on_a_gpu(partial(slope, ours), H), expected, 1e-4)
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("shape", [(2, 2), (100,)])  # of matrices, and of wide diagonals
-def test_a_recurrence_ignores_its_first_block(shape, reverse):
-    A, b = numbers(L, *shape), numbers(L, *shape[:1])
-    A[-1 if reverse else 0] = np.nan
-
-    def solve(solver, A, b):
-        return deeppcr.solve_bidiagonal(A, b, solver=solver, reverse=reverse)
-
-    expected = jax.jit(partial(solve, "sequential"))(A, b)
-    assert np.isfinite(expected).all()
-    assert_agree(
-        on_a_gpu(partial(solve, Recurrence(fused=True)), A, b),
-        expected,
-        rounding(jnp.float32, 3 * L),
-    )
 
 
 @pytest.mark.parametrize(
@@ -98,12 +82,8 @@ def test_it_says_why_there_is_no_kernel(f, reason):
 
 
 def test_bad_options():
-    for kind in (Sequential, Recurrence):
-        with pytest.raises(ValueError, match="fused is 1, expected True or False"):
-            kind(fused=1)
-    A, b = np.ones((L, 2, 2)), np.ones((L, 2))
-    with pytest.raises(ValueError, match=r"fused=True.*Matrices.*float64"):
-        deeppcr.solve_bidiagonal(A, b, solver=Recurrence(fused=True))
+    with pytest.raises(ValueError, match="fused is 1, expected True or False"):
+        Sequential(fused=1)
 
 
 def test_it_finishes_what_newtons_method_does_not():
