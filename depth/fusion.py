@@ -158,7 +158,7 @@ class Kernels:
 
 def _recurrence(equation: Any, loop: Program) -> Recurrence:
     """A recurrence that is one kernel, by what its equation says of a step."""
-    step, length = equation.params["step"], equation.params["length"]
+    step, length, _ = equation.params["kernel"]
     moved = sum(map(nbytes, [*equation.invars, *equation.outvars]))
     work = (("arithmetic", length * step.instructions * step.threads),)
     kernel = Kernel("own", str(equation.outvars[0].aval.dtype), work, moved)

@@ -97,18 +97,11 @@ def in_program(kernel, operands, results):
     return jax.pure_callback(partial(launch, kernel, shapes), shapes, *operands)
 
 
-def on_a_cpu(*operands, call_jaxpr, step, **others):
-    """Kernels are emulated inside `emulated` alone: elsewhere a CPU runs the loop."""
+def on_a_cpu(primitive, by_kernel, *operands, call_jaxpr, **others):
+    """Kernels are emulated inside `emulated` alone: elsewhere a CPU runs the program."""
     if not emulated.depth:
-        return fused_scan_p.run(*operands, call_jaxpr=call_jaxpr)
-    return one_kernel(in_program, step, operands, call_jaxpr.out_avals, **others)
-
-
-def solved_on_a_cpu(*operands, call_jaxpr, **others):
-    """The same of kernels that iterate."""
-    if not emulated.depth:
-        return fused_solve_p.run(*operands, call_jaxpr=call_jaxpr)
-    return solved_by_kernel(in_program, *operands, call_jaxpr=call_jaxpr, **others)
+        return primitive.run(*operands, call_jaxpr=call_jaxpr)
+    return by_kernel(in_program, *operands, call_jaxpr=call_jaxpr, **others)
 
 
 class emulated:
@@ -123,5 +116,6 @@ class emulated:
         emulated.depth -= 1
 
 
-for primitive, rule in ((fused_scan_p, on_a_cpu), (fused_solve_p, solved_on_a_cpu)):
+for primitive, by_kernel in ((fused_scan_p, one_kernel), (fused_solve_p, solved_by_kernel)):
+    rule = partial(on_a_cpu, primitive, by_kernel)
     mlir.register_lowering(primitive, mlir.lower_fun(rule, multiple_results=True), platform="cpu")

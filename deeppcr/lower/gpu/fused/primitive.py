@@ -1,12 +1,11 @@
 """`fused_scan_p`: a recurrence that is one kernel on a GPU, and `jax.lax.scan` elsewhere.
 
-Its program for other readers, such as `depth`, is that of `jax.lax.scan`; so are its derivatives
-and its `jax.vmap`. A solve has its own, and does not ask for them.
+Its program for other readers, such as `depth`, is that of `jax.lax.scan`; so are its derivatives. A
+solve has its own, and does not ask for them.
 """
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import jax
 from jax import lax
@@ -16,11 +15,34 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import nvrtc
 from deeppcr.lower.gpu.fused.kernel import kernel_of
+from deeppcr.lower.gpu.fused.mapped import KernelCall
 from deeppcr.lower.gpu.fused.step import FusedStep
-from deeppcr.programs.calls import Call
 from deeppcr.programs.cut_first import evaluate
 
-fused_scan_p = Call("fused_scan")
+
+class _Loop(NamedTuple):
+    """A kernel that computes step after step: see `KernelCall`.
+
+    Attributes:
+        step: with its outputs.
+        length: the number of steps.
+        reverse: whether the first step takes the last entry of the inputs.
+    """
+
+    step: FusedStep
+    length: int
+    reverse: bool
+
+    def of_step(self, step: FusedStep) -> Self:
+        """See `Recurring`."""
+        return self._replace(step=step)
+
+    def have_steps(self, count: int) -> list[bool]:
+        """See `Recurring`."""
+        return [k >= self.step.states for k in range(count)]
+
+
+fused_scan_p = KernelCall("fused_scan")
 
 
 def fused_scan(
@@ -32,9 +54,8 @@ def fused_scan(
     """
     operands = [*states, *inputs, *captured]
     program = jax.make_jaxpr(partial(_scan, step, reverse, length))(*operands)
-    found: Leaves = fused_scan_p.bind(
-        *operands, call_jaxpr=program, step=step, length=length, reverse=reverse
-    )
+    kernel = _Loop(step, length, reverse)
+    found: Leaves = fused_scan_p.bind(*operands, call_jaxpr=program, kernel=kernel, first=0)
     return found[: step.states], found[step.states :]
 
 
@@ -54,22 +75,18 @@ def _scan(step: FusedStep, reverse: bool, length: int, *operands: Any) -> Leaves
 
 
 def one_kernel(
-    launch: nvrtc.Launch,
-    step: FusedStep,
-    operands: Sequence[Any],
-    results: Sequence[Any],
-    length: int,
-    reverse: bool,
+    launch: nvrtc.Launch, *operands: Any, call_jaxpr: Any, kernel: _Loop, first: int
 ) -> list[Any]:
-    """The results of these types, by one kernel after what is computed before it."""
-    kernel = kernel_of(step, length, reverse)
-    return launch(kernel, step.read(operands), list(map(abstract, results)))
+    """The results of `fused_scan`, by one kernel after what is computed before it."""
+    step, length, reverse = kernel
+    results = list(map(abstract, call_jaxpr.out_avals))
+    return launch(kernel_of(step, length, reverse), step.read(operands[first:]), results)
 
 
-def _on_a_gpu(*operands: Any, call_jaxpr: Any, step: FusedStep, **others: Any) -> list[Any]:
-    if not others["length"] or nvrtc.obstacle() or nvrtc.missing():
+def _on_a_gpu(*operands: Any, call_jaxpr: Any, kernel: _Loop, first: int) -> list[Any]:
+    if not kernel.length or nvrtc.obstacle() or nvrtc.missing():
         return fused_scan_p.run(*operands, call_jaxpr=call_jaxpr)
-    return one_kernel(nvrtc.launch, step, operands, call_jaxpr.out_avals, **others)
+    return one_kernel(nvrtc.launch, *operands, call_jaxpr=call_jaxpr, kernel=kernel, first=first)
 
 
 fused_scan_p.def_impl(lambda *x, **params: jax.jit(partial(fused_scan_p.bind, **params))(*x))

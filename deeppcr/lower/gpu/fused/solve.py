@@ -5,59 +5,48 @@ which a solve has of its own, and does not ask for. Under `jax.vmap` the example
 of the kernel, where it can have one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
-import jax.numpy as jnp
 from jax.interpreters import mlir
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import nvrtc
 from deeppcr.lower.gpu.fused.kernel import Kernel
+from deeppcr.lower.gpu.fused.mapped import KernelCall
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.lower.gpu.fused.trial import largest_cluster
 from deeppcr.lower.gpu.fused.windows import SolvedBelow, kernel_of
-from deeppcr.programs.calls import Call, with_operands
-from deeppcr.programs.cut_first import evaluate
+from deeppcr.programs.calls import with_operands
 from depth.jaxprs import Program
 
 OF_CHAINS = 3  # results for each chain, after the states
 
 
 class _Solve(NamedTuple):
-    """A solve in a kernel.
+    """A kernel that solves: see `KernelCall`.
 
     Attributes:
         step: without outputs of its own.
-        batch_shape: the batch axes of a state.
         below: when a window is solved.
         length: the number of steps, at least 1.
         reverse: whether the first step takes the last entry of the inputs.
-        kernel: that solves it.
+        text: of the kernel, and how it is started.
     """
 
     step: FusedStep
-    batch_shape: tuple[int, ...]
     below: SolvedBelow
     length: int
     reverse: bool
-    kernel: Kernel
+    text: Kernel
 
     @classmethod
-    def of(
-        cls,
-        program: Program,
-        states: int,
-        batch_shape: tuple[int, ...],
-        below: SolvedBelow,
-        length: int,
-        reverse: bool,
-    ) -> Self:
-        """That of a step, whose first operands and results are the leaves of a state.
+    def of(cls, step: FusedStep, below: SolvedBelow, length: int, reverse: bool) -> Self:
+        """That of a step.
 
         Raises:
             CannotFuse: there is no kernel.
@@ -66,67 +55,19 @@ class _Solve(NamedTuple):
             raise CannotFuse(f"a chain has {length} steps")
         if not (cluster := largest_cluster()):
             raise CannotFuse("a trial on the GPU was wrong")
-        program = program._replace(outvars=program.outvars[:states] * 2)
-        step = FusedStep.of(program, states, len(program.invars) - states, batch_shape)
-        kernel = kernel_of(step, length, reverse, below, cluster)
-        return cls(step, batch_shape, below, length, reverse, kernel)
+        text = kernel_of(step, length, reverse, below, cluster)
+        return cls(step, below, length, reverse, text)
 
-    def mapped(self, size: int, moves: Sequence[bool]) -> tuple[Self, Leaves]:
-        """That of ``size`` examples, on axis 0 of what moves in a step; and its constants."""
-        program, states = self.step.whole, self.step.states
-        variables = [*program.invars, *program.constvars]
-        avals = [
-            abstract(x.aval, (size, *x.aval.shape)) if moving else abstract(x.aval)
-            for x, moving in zip(variables, moves, strict=True)
-        ]
+    def of_step(self, step: FusedStep) -> Self:
+        """See `Recurring`."""
+        return self.of(step, self.below, self.length, self.reverse)
 
-        def step(*operands: Any) -> Leaves:
-            known = dict(zip(variables, operands, strict=True))
-            return evaluate(program, known, program.outvars[:states])
-
-        axes = [0 if moving else None for moving in moves]
-        closed = jax.make_jaxpr(jax.vmap(step, axes, axis_size=size))(*avals)
-        found, end = Program.of(closed), len(program.invars)
-        constvars = [*found.invars[end:], *found.constvars]
-        found = found._replace(invars=found.invars[:end], constvars=constvars)
-        solve = self.of(found, states, (size, *self.batch_shape), *self[2:5])
-        return solve, list(getattr(closed, "consts", ()))
+    def have_steps(self, count: int) -> list[bool]:
+        """See `Recurring`."""
+        return [k < count - OF_CHAINS for k in range(count)]
 
 
-class _Primitive(Call):
-    """See `Call`: its operands are constants of the program, states, inputs and captured arrays."""
-
-    def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
-        solve, first, size = params["solve"], params["first"], names["axis_size"]
-        moves = [axis is not None for axis in axes[first:]]
-        moves[: solve.step.states] = [True] * solve.step.states
-        try:
-            new, constants = solve.mapped(size, moves)
-        except CannotFuse:
-            return super()._map(operands, axes, names, params)
-        end = solve.step.states + solve.step.inputs
-        of_constants, arrays, on = list(axes[:first]), list(operands[:first]), list[Any]()
-        for k, (x, axis) in enumerate(zip(operands[first:], axes[first:], strict=True)):
-            at = 1 if solve.step.states <= k < end else 0
-            if axis is not None:
-                x = jnp.moveaxis(x, axis, at)
-            elif moves[k]:
-                x = jnp.broadcast_to(x, (size, *jnp.shape(x)))
-            arrays.append(x)
-            on.append(at if moves[k] else None)
-        along = [1] * (len(params["call_jaxpr"].out_avals) - OF_CHAINS) + [0] * OF_CHAINS
-        run = partial(self.run, call_jaxpr=params["call_jaxpr"])
-        mapped = jax.vmap(run, [*of_constants, *on], along, **names)
-
-        def program(*given: Any) -> Leaves:  # a kernel may take more
-            return mapped(*given[: len(arrays)])
-
-        arrays += constants
-        closed = jax.make_jaxpr(program)(*arrays)
-        return self.bind(*arrays, call_jaxpr=closed, solve=new, first=first), along
-
-
-fused_solve_p = _Primitive("fused_solve")
+fused_solve_p = KernelCall("fused_solve")
 
 
 def fused_solve(
@@ -158,24 +99,26 @@ def fused_solve(
     Raises:
         CannotFuse: there is no kernel.
     """
-    solve = _Solve.of(program, len(states), batch_shape, below, length, reverse)
+    program = program._replace(outvars=program.outvars[: len(states)] * 2)
+    step = FusedStep.of(program, len(states), len(inputs), batch_shape)
+    solve = _Solve.of(step, below, length, reverse)
     operands = [*states, *inputs, *captured]
     closed, constants = with_operands(jax.make_jaxpr(otherwise)(*operands))
     arrays = [*constants, *operands]
     found: Leaves = fused_solve_p.bind(
-        *arrays, call_jaxpr=closed, solve=solve, first=len(constants)
+        *arrays, call_jaxpr=closed, kernel=solve, first=len(constants)
     )
     return found
 
 
 def solved_by_kernel(
-    launch: nvrtc.Launch, *operands: Any, call_jaxpr: Any, solve: _Solve, first: int
+    launch: nvrtc.Launch, *operands: Any, call_jaxpr: Any, kernel: _Solve, first: int
 ) -> list[Any]:
     """The results of `fused_solve`, by one kernel."""
     *states, counted, reached, left = map(abstract, call_jaxpr.out_avals)
-    shape = (solve.step.count,)
+    shape = (kernel.step.count,)
     each = [jax.ShapeDtypeStruct(shape, x.dtype) for x in (counted, reached, left)]
-    found = launch(solve.kernel, solve.step.read(operands[first:]), [*states, *each])
+    found = launch(kernel.text, kernel.step.read(operands[first:]), [*states, *each])
     of_chains = [x.reshape(*counted.shape, -1) for x in found[-OF_CHAINS:]]
     return [
         *found[:-OF_CHAINS],

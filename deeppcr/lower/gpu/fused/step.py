@@ -12,13 +12,16 @@ from functools import partial
 from itertools import islice, product
 from typing import Any, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.apart import Apart
 from deeppcr.lower.gpu.fused.entries import Entries, evaluate, narrow, table_of
 from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code, latest
+from deeppcr.programs import cut_first
 from depth.jaxprs import Program, is_literal, needed
 
 WARP = 32  # threads that run together
@@ -39,7 +42,8 @@ class FusedStep:
         program: ``(*state, *input) -> (*state, *outputs)``, with captured arrays as constants.
         states: the number of leaves of a state.
         inputs: the number of leaves of an input.
-        batch_shape: the batch axes of a state.
+        batch_shape: the axes of a state along which its examples are.
+        batch_ndim: how many of the first axes of a state are those of a batch.
         examples: for each operand, states and inputs and captured arrays, where it has those batch
             axes that are longer than 1; None for an operand that is not used.
         outputs: the same for each output, which has all of them.
@@ -52,6 +56,7 @@ class FusedStep:
     states: int
     inputs: int
     batch_shape: tuple[int, ...]
+    batch_ndim: int
     examples: tuple[Axes | None, ...]
     outputs: tuple[Axes, ...]
     instructions: int = 0
@@ -86,14 +91,20 @@ class FusedStep:
         reasons = []
         for way in ways:
             try:
-                return cls._of_examples(program, states, inputs, *way)
+                return cls._of_examples(program, states, inputs, len(batch_shape), *way)
             except CannotFuse as error:
                 reasons.append(error)
         raise reasons[-2]
 
     @classmethod
     def _of_examples(
-        cls, program: Program, states: int, inputs: int, apart: Apart | None, batch: Shape
+        cls,
+        program: Program,
+        states: int,
+        inputs: int,
+        batch_ndim: int,
+        apart: Apart | None,
+        batch: Shape,
     ) -> Self:
         """The step of a program, or of the rest of it, if the examples are on these axes."""
         if apart is not None:
@@ -117,7 +128,7 @@ class FusedStep:
         outputs = tuple(_possible(x.aval.shape, batch)[0] for x in program.outvars[states:])
         reasons = []
         for examples in islice(product(*choices), TRIED):
-            step = cls(program, states, inputs, batch, examples, outputs, apart=apart)
+            step = cls(program, states, inputs, batch, batch_ndim, examples, outputs, apart=apart)
             try:
                 code, results = step.code()
             except CannotFuse as error:
@@ -132,6 +143,28 @@ class FusedStep:
     def whole(self) -> Program:
         """The program with what is computed before."""
         return self.apart.whole if self.apart else self.program
+
+    def mapped(self, size: int, moves: Sequence[bool]) -> tuple[Self, Leaves]:
+        """The step of ``size`` examples, on axis 0 of what moves, and constants that it takes."""
+        program, end = self.whole, len(self.whole.invars)
+        variables = [*program.invars, *program.constvars]
+        avals = [
+            abstract(x.aval, (size, *x.aval.shape)) if moving else abstract(x.aval)
+            for x, moving in zip(variables, moves, strict=True)
+        ]
+
+        def step(*operands: Any) -> Leaves:
+            known = dict(zip(variables, operands, strict=True))
+            return cut_first.evaluate(program, known, program.outvars)
+
+        axes = [0 if moving else None for moving in moves]
+        closed = jax.make_jaxpr(jax.vmap(step, axes, axis_size=size))(*avals)
+        found = Program.of(closed)
+        constvars = [*found.invars[end:], *found.constvars]
+        found = found._replace(invars=found.invars[:end], constvars=constvars)
+        batch = size, *program.invars[0].aval.shape[: self.batch_ndim]
+        new = self.of(found, self.states, end - self.states, batch)
+        return new, list(getattr(closed, "consts", ()))
 
     def read(self, operands: Sequence[Any]) -> Leaves:
         """What a kernel reads, of the operands of the whole program: those that a step uses."""
