@@ -162,6 +162,22 @@ def test_xla_runs_it_as_one_kernel(gpu):
     assert "fused_scan" in thunk
 
 
+def test_xla_runs_a_gradient_without_a_loop(gpu):
+    """And the host waits for nothing."""
+    if reason := nvrtc.missing():
+        pytest.skip(reason)
+
+    def loss(z, x):
+        scan = partial(deeppcr.scan, method="newton", adjoint=deeppcr.Adjoint())
+        return scan(lambda h, x: (gru(4)(h, x), h), z, x)[1].sum()
+
+    lowered = gpu.lower(jax.grad(loss), *CASES["GRU of 4"][1:])
+    thunks = gpu.compile(lowered, {}).thunks
+    assert thunks.count("fused_solve") == 2
+    assert "kWhile" not in thunks
+    assert thunks.count("kCustomKernel") < 20
+
+
 def test_a_kernel_of_an_unrolled_loop_computes_few_steps(gpu):
     """Else it computes steps again for each entry that reads them, exponentially in their number."""
     step, start, inputs = layer, numbers(4), {"w": numbers(64, 4, 4), "b": numbers(64, 4)}

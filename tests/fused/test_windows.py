@@ -64,7 +64,7 @@ CASES = {
     "GRU of 1": (gru(1), numbers(1), inputs(2)),
     "GRU of 4": (gru(4), numbers(4), inputs(2)),
     "several batch axes": (gru(2), numbers(2, 1, 3, 2), inputs(2, 1, 3, 2), 3),
-    "weights of each step": (layer, numbers(3), {"w": inputs(3, 3), "b": inputs(3)}),
+    "weights of each step": (layer, numbers(8), {"w": inputs(8, 8) / 2, "b": inputs(8)}),
     "pytrees": (
         masked,
         {"a": numbers(2, 1, 3), "b": numbers(2, 1)},
@@ -137,7 +137,7 @@ def test_what_does_not_converge_is_computed_step_by_step(name, monkeypatch):
 
 def test_what_is_refused():
     for case, reason in (
-        ((gru(5), numbers(5), inputs(2)), "5 entries, of at most 4"),
+        ((gru(9), numbers(9), inputs(2)), "9 entries, of at most 8"),
         ((jnp.add, numbers(1), inputs(1, length=40_000)), "more windows"),
     ):
         with pytest.raises(CannotFuse, match=reason):

@@ -21,8 +21,8 @@ from deeppcr.lower.gpu.fused.solve_text import DEVICE, TEXT
 from deeppcr.lower.gpu.fused.step import WARP, FusedStep
 
 # Threads of a block, and steps of each at most, by the entries of a state: what registers and
-# shared memory hold. Not yet timed on a device.
-SIZES = {1: (512, 8), 2: (512, 4), 3: (256, 4), 4: (256, 2)}
+# shared memory hold, but for 32 bytes to 1 KB of a thread for 8 entries. Not yet timed on a device.
+SIZES = {1: (512, 8), 2: (512, 4), 3: (256, 4), 4: (256, 2)} | dict.fromkeys(range(5, 9), (128, 1))
 SIDE, MANY = 8, 1024  # examples side by side, from so many of one entry on: a sector of memory
 PROGRAM = 4096  # instructions of the steps of a thread
 TRIP, FEWEST = 64, 12  # steps that a loop takes in the time of an iteration; the least budget
