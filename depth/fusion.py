@@ -24,7 +24,7 @@ HOLDERS = frozenset(
 )
 FUSED = frozenset({"elementwise", "move", "random"})
 CONVOLUTION = "conv_general_dilated"
-ONE_KERNEL = "fused_scan"  # a recurrence, of `deeppcr.lower.gpu.fused`
+ONE_KERNEL = "fused_scan", "fused_solve"  # recurrences, of `deeppcr.lower.gpu.fused`
 ONE_FUNCTION = "one_function"  # a loop, of `deeppcr.lower.cpu`
 # The cost of an operation depends on its class more than on its primitive.
 CLASS_OF_KIND = {
@@ -71,7 +71,7 @@ class Kernels:
     def _part(self, node: Node) -> Loop | Choice | Recurrence | Program:
         transfer: Any = node.transfer
         match transfer:
-            case Call(block) if node.equation.primitive.name == ONE_KERNEL:
+            case Call(block) if node.equation.primitive.name in ONE_KERNEL:
                 return _recurrence(node.equation, self.program(block))
             case Call(block) if node.equation.primitive.name == ONE_FUNCTION:
                 program = self.program(block)
@@ -134,7 +134,7 @@ class Kernels:
             most = SMALL if len(block.nodes) > 1 else inf
             for node in block.nodes:
                 operands, call = tuple(place[slot] for slot in node.operands), node.transfer
-                own = node.equation.primitive.name in (ONE_KERNEL, ONE_FUNCTION)
+                own = node.equation.primitive.name in (*ONE_KERNEL, ONE_FUNCTION)
                 if (
                     isinstance(call, Call)
                     and not own
@@ -158,11 +158,11 @@ class Kernels:
 
 def _recurrence(equation: Any, loop: Program) -> Recurrence:
     """A recurrence that is one kernel, by what its equation says of a step."""
-    step, length, _ = equation.params["kernel"]
+    own = equation.params["kernel"]
     moved = sum(map(nbytes, [*equation.invars, *equation.outvars]))
-    work = (("arithmetic", length * step.instructions * step.threads),)
+    work = (("arithmetic", own.instructions),)
     kernel = Kernel("own", str(equation.outvars[0].aval.dtype), work, moved)
-    return Recurrence(length * step.waits, kernel, loop)
+    return Recurrence(own.waits, kernel, loop)
 
 
 def _copy(variable: Any) -> Kernel:

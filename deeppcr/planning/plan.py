@@ -221,7 +221,7 @@ def _candidates(
             continue
         program, trips = method, {}
         if isinstance(method, Newton):
-            program = dataclasses.replace(method, max_iterations=None, on_failure="return")
+            program = dataclasses.replace(method, max_iterations=None)
             trips = {ITERATION: iterations}
         with compiled_for(str(device.platform)):
             jaxpr = jax.make_jaxpr(instance.program(program, adjoint))(*shapes)

@@ -33,6 +33,16 @@ class _Loop(NamedTuple):
     length: int
     reverse: bool
 
+    @property
+    def instructions(self) -> int:
+        """Of all threads."""
+        return self.length * self.step.instructions * self.step.threads
+
+    @property
+    def waits(self) -> int:
+        """The operations in the time of which it is done."""
+        return self.length * self.step.waits
+
     def of_step(self, step: FusedStep) -> Self:
         """See `Recurring`."""
         return self._replace(step=step)

@@ -5,6 +5,7 @@ which a solve has of its own, and does not ask for. Under `jax.vmap` the example
 of the kernel, where it can have one.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -20,10 +21,12 @@ from deeppcr.lower.gpu.fused.mapped import KernelCall
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.lower.gpu.fused.trial import largest_cluster
-from deeppcr.lower.gpu.fused.windows import SolvedBelow, kernel_of
+from deeppcr.lower.gpu.fused.windows import Grid, SolvedBelow, kernel_of
 from deeppcr.programs.calls import with_operands
 from depth.jaxprs import Program
 
+WAITS = 2000  # of an iteration in a window: 4.6 us on an H100, of a prototype with one unit
+USUAL = 7  # iterations of chains that forget: GRUs take 5 to 7, layers 8
 OF_CHAINS = 3  # results for each chain, after the states
 
 
@@ -57,6 +60,23 @@ class _Solve(NamedTuple):
             raise CannotFuse("a trial on the GPU was wrong")
         text = kernel_of(step, length, reverse, below, cluster)
         return cls(step, below, length, reverse, text)
+
+    @property
+    def instructions(self) -> int:
+        """Of all threads, with a derivative as long as the step for each entry."""
+        width, count = self.step.width, self.length * self.step.count
+        return self._passes * count * self.step.instructions * (1 + width)
+
+    @property
+    def waits(self) -> int:
+        """The operations in the time of which it is done."""
+        grid = Grid.of(self.step, self.length, self.text.cluster)
+        return self._passes * grid.rounds(self.length) * WAITS
+
+    @property
+    def _passes(self) -> int:
+        """The iterations to expect in each window, with the one that tells that it is solved."""
+        return 2 if self.below.update == math.inf else USUAL
 
     def of_step(self, step: FusedStep) -> Self:
         """See `Recurring`."""
