@@ -30,13 +30,13 @@ DEFAULT = "default"
 
 def differing(variant: Callable[[str], T]) -> dict[str, T]:
     """The variant for the first platform as "default", and by platform those that differ."""
-    variants = {platform: variant(platform) for platform in platforms()}
-    default = next(iter(variants.values()))
-    return {DEFAULT: default} | {
-        platform: variant
-        for platform, variant in variants.items()
-        if variant is not default and variant != default
-    }
+    found: dict[str, T] = {}
+    for name in platforms():
+        own = variant(name)
+        default = found.setdefault(DEFAULT, own)
+        if own is not default and own != default:
+            found[name] = own
+    return found
 
 
 def by_platform(variants: Mapping[str, Callable[..., T]]) -> Callable[..., T]:

@@ -97,12 +97,14 @@ class NewtonSolver:
             self, linearization=replicated, guess=along, atol=along, captured=replicated
         )
 
-    def solve(self, chain: TracedChain) -> Run:
-        """The states: by one kernel where there is one, else iterated."""
-        return one_kernel.solved(self, chain, self.iterated) or self.iterated(chain)
+    def solve(self, chain: TracedChain, by_kernel: bool = True) -> Run:
+        """Iterate from the initial trajectory until convergence, or until the budget is spent.
 
-    def iterated(self, chain: TracedChain) -> Run:
-        """Iterate from the initial trajectory until convergence, or until the budget is spent."""
+        ``by_kernel``: whether one kernel may do it.
+        """
+        otherwise = partial(self.solve, by_kernel=False)
+        if by_kernel and (run := one_kernel.solved(self, chain, otherwise)):
+            return run
         of_inputs = [x.aval.dtype for x in self.step.jaxpr.invars[self.step.states :]]
         in_float32 = dataclasses.replace(
             chain,
