@@ -2,7 +2,7 @@
 
 For users, checked and differentiable:
 
-    solve_bidiagonal(A, b, *, initial=None, solver="auto", reverse=False) -> y
+    solve_bidiagonal(A, b, *, initial=None, solver="auto", reverse=False, semiring="real") -> y
 
 For the rest of deeppcr, unchecked; ``blocks: Blocks`` (see below), vectors ``[L, *batch, w]``:
 
@@ -49,9 +49,10 @@ from deeppcr.linear.named import (
     find_solver,
     name_of,
 )
+from deeppcr.linear.recurrence import solve_recurrence
 from deeppcr.linear.reduction import CyclicReduction, ParallelCyclicReduction, PrefixScan
 from deeppcr.linear.sharded import Sharded, ShardSolver, solver_on
-from deeppcr.linear.solve import solve_bidiagonal, solve_recurrence
+from deeppcr.linear.solve import solve_bidiagonal
 from deeppcr.linear.solver import LinearSolver, Recurrence, working_dtype
 
 __all__ = [

@@ -1,15 +1,4 @@
-"""`solve_bidiagonal`, the linear recurrence for users: checked, differentiable, with any solver.
-
-``y_l = A_l y_{l-1} + b_l`` is ``M y = b`` with a block bidiagonal M. Its derivative is not that of
-the solver's operations:
-
-    M dy = db - dM y,    that is    dy_l = A_l dy_{l-1} + (db_l + dA_l y_{l-1}),
-
-the same recurrence with another right-hand side. In reverse mode it is ``M^T lam = g``, one solve
-of the transposed recurrence. The gradient of ``b`` is ``lam``, and that of ``A_l`` is the outer
-product of ``lam_l`` and ``y_{l-1}``, for all l at once. `deeppcr.linear.linear_map` implements
-this, with derivatives of every order.
-"""
+"""`solve_bidiagonal`, the linear recurrence for users: checked, over any semiring."""
 
 import dataclasses
 from typing import Any
@@ -19,14 +8,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from deeppcr.arrays.avals import like
-from deeppcr.arrays.state import Leaves
 from deeppcr.axis import explicit_mesh, with_auto_axes, with_auto_types
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
 from deeppcr.linear.groups import BlockDiagonals
-from deeppcr.linear.linear_map import LinearMap, solved
 from deeppcr.linear.named import find_solver
+from deeppcr.linear.recurrence import solve_recurrence
+from deeppcr.linear.semiring import check_semiring, solve_over
 from deeppcr.linear.sharded import Sharded
 from deeppcr.linear.solver import LinearSolver
 from deeppcr.lower import is_eager
@@ -39,6 +27,7 @@ def solve_bidiagonal(
     initial: ArrayLike | None = None,
     solver: str | LinearSolver = "auto",
     reverse: bool = False,
+    semiring: str = "real",
 ) -> Array:
     """Solve the block bidiagonal system $y_l = A_l y_{l-1} + b_l$, $l = 1, ..., L$.
 
@@ -50,6 +39,11 @@ def solve_bidiagonal(
     overflow, or lose its digits, where no state does. So every solution is judged by its residual,
     corrected, and if need be completed step by step. An inf or NaN never reaches an earlier step.
 
+    With ``semiring="log"`` all arrays are logarithms: products are sums, and the sum of terms $t_k$
+    is $\\log \\sum_k \\exp t_k$. With "max" it is $\\max_k t_k$. Zero is -inf. These are the
+    recurrences of hidden Markov models and of best paths. Gradients are posterior probabilities, or
+    1 along the best path (the first of several).
+
     Args:
         A: the blocks, floating or complex: ``[L, *batch, w, w]`` for full matrices,
             ``[L, *batch, w]`` for diagonal ones, or one of the kinds of `Blocks`:
@@ -59,21 +53,28 @@ def solve_bidiagonal(
         solver: a solver, or its name: "auto" (chosen by shape and platform), "sequential", "pcr",
             "cyclic_reduction", "prefix_scan", "chunked".
         reverse: solve $y_l = A_l y_{l+1} + b_l$ with $y_{L+1}$ = ``initial`` instead.
+        semiring: "real", "log" or "max". The last two take full and diagonal blocks of real
+            numbers, and the solvers "auto", "sequential" and "prefix_scan".
 
     Returns:
         y: ``[L, *batch, w]``, of the dtype of ``b``.
 
     Raises:
-        ValueError: shapes are inconsistent, or no solver has that name.
-        TypeError: dtypes differ or are not floating, or ``solver`` is neither a solver nor a name.
+        ValueError: shapes are inconsistent, no solver or semiring has that name, or the semiring
+            does not take the solver.
+        TypeError: dtypes differ or are not floating, ``solver`` is neither a solver nor a name, or
+            the semiring does not take the blocks.
 
     Example:
         >>> A, b = jnp.array([[2.0], [3.0], [4.0]]), jnp.array([[1.0], [1.0], [1.0]])
         >>> deeppcr.solve_bidiagonal(A, b)[:, 0]  # 1, 3 * 1 + 1, 4 * 4 + 1
         Array([ 1.,  4., 17.], dtype=float32)
+        >>> deeppcr.solve_bidiagonal(A, b, semiring="max")[:, 0]  # 1, max(3 + 1, 1), max(4 + 4, 1)
+        Array([1., 4., 8.], dtype=float32)
 
     References:
-        R. W. Hockney, C. R. Jesshope, *Parallel Computers 2*, 1988, section 5.4.
+        R. W. Hockney, C. R. Jesshope, *Parallel Computers 2*, 1988, section 5.4; J. Goodman,
+        *Semiring Parsing*, Computational Linguistics 25, 1999.
     """
     chosen = find_solver(solver)
     b = jnp.asarray(b)
@@ -93,65 +94,45 @@ def solve_bidiagonal(
                 "the shape of one state, that of b without its chain axis."
             )
         _check_dtype("initial", initial.dtype, blocks.dtype)
+    check_semiring(semiring, blocks, b, chosen)
     is_kept = not isinstance(chosen, Sharded) and is_eager(jax.tree.leaves((blocks, b, initial)))
     solved = _solved_compiled if is_kept else _solved
-    return solved(blocks, b, initial, chosen, reverse)
+    return solved(blocks, b, initial, chosen, reverse, semiring)
 
 
 def _solved(
-    blocks: Blocks, b: Array, initial: Array | None, solver: LinearSolver, reverse: bool
+    blocks: Blocks,
+    b: Array,
+    initial: Array | None,
+    solver: LinearSolver,
+    reverse: bool,
+    semiring: str,
 ) -> Array:
     """`solve_bidiagonal`, checked."""
-    if initial is not None and blocks.length:
+    if semiring == "real" and initial is not None and blocks.length:
         along = Along(reverse=reverse)
         b_first = along.first(b, 1) + along.first(blocks, 1).apply(initial[None])
         b = along.join(b_first, along.last(b, blocks.length - 1))
     mesh = explicit_mesh(blocks, b, shared=isinstance(solver, Sharded))
-    if mesh is None:
-        if isinstance(solver, Sharded):
-            solver = dataclasses.replace(solver, mesh=with_auto_types(solver.mesh))
-        return solve_recurrence(blocks, b, solver, reverse)
+    if mesh is None and isinstance(solver, Sharded):
+        solver = dataclasses.replace(solver, mesh=with_auto_types(solver.mesh))
 
-    def on_the_mesh(blocks: Blocks, b: Array) -> Array:
+    def solve(blocks: Blocks, b: Array, initial: Array | None) -> Array:
         here = solver
-        if isinstance(solver, Sharded):
+        if mesh is not None and isinstance(solver, Sharded):
             here = dataclasses.replace(solver, mesh=jax.sharding.get_abstract_mesh())
+        if semiring != "real":
+            return solve_over(semiring, blocks, b, initial, here, reverse)
         return solve_recurrence(blocks, b, here, reverse)
 
-    y: Array = with_auto_axes(on_the_mesh, mesh, jax.typeof(b).sharding.spec, blocks, b)
+    if mesh is None:
+        return solve(blocks, b, initial)
+    spec = jax.typeof(b).sharding.spec
+    y: Array = with_auto_axes(solve, mesh, spec, blocks, b, initial)
     return y
 
 
-_solved_compiled = jax.jit(_solved, static_argnames=("solver", "reverse"))
-
-
-def solve_recurrence(
-    blocks: Blocks, b: Array, solver: LinearSolver, reverse: bool = False
-) -> Array:
-    """``y_l = A_l y_{l-1} + b_l`` with ``y_0 = 0``, unchecked; differentiable to every order."""
-    blocks, b = like((blocks, b), blocks, b)
-    if solver.is_decoupled(blocks, b):
-        return b
-
-    along = Along(reverse=reverse)
-
-    leaves, tree = jax.tree.flatten(blocks)
-
-    def with_blocks(known: Leaves) -> Blocks:
-        found: Blocks = jax.tree.unflatten(tree, known)
-        return found
-
-    def product(known: Leaves, x: tuple[Array, Any]) -> Array:
-        y: Array = along.clear_first(with_blocks(known).apply(along.before(x[0])))
-        return y
-
-    solution = LinearMap(
-        lambda known, x: solver.solve(with_blocks(known), x[0], reverse),
-        lambda known, g: (solver.solve_transposed(with_blocks(known), g, reverse), ()),
-        product,
-    )
-    y: Array = solved(solution, leaves, (b, ()))
-    return y
+_solved_compiled = jax.jit(_solved, static_argnames=("solver", "reverse", "semiring"))
 
 
 def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
