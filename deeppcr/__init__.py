@@ -8,6 +8,7 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
 from deeppcr.chain.chain import Chain
 from deeppcr.choose import Auto
+from deeppcr.jacobi import TriangularSolution, triangular
 from deeppcr.linear import (
     BlockDiagonals,
     Blocks,
@@ -70,6 +71,7 @@ __all__ = [
     "Stack",
     "Stats",
     "Surrogate",
+    "TriangularSolution",
     "TrustRegion",
     "Zeros",
     "compiler_options",
@@ -86,6 +88,7 @@ __all__ = [
     "solve",
     "solve_bidiagonal",
     "stack",
+    "triangular",
     "tune",
     "unstack",
 ]
