@@ -32,6 +32,8 @@ WEIGHTS = {  # shares of the time that is left, the most important first
     "recurrence": 1,
     "calls": 1,
     "compile_time": 2,
+    "loops": 2,
+    "text": 2,
 }
 
 

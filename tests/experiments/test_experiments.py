@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,18 @@ import numpy as np
 import pytest
 
 from deeppcr import Newton
-from experiments import calls, compile_time, decide, headline, iterations, mlp, recurrence, report
+from experiments import (
+    calls,
+    compile_time,
+    decide,
+    headline,
+    iterations,
+    loops,
+    mlp,
+    recurrence,
+    report,
+    text,
+)
 from experiments.bench import engine, results
 from experiments.bench.results import FOLDER
 from experiments.bench.table import Row
@@ -62,6 +74,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (iterations, "LOOP", 0),
         (iterations, "LOGISTIC_LENGTH", 12),
         (compile_time, "training", lambda *_, original=compile_time.training: original(2, 3)),
+        (loops, "LOOPS", loops.LOOPS | {"filter": (partial(loops.hierarchy, nodes=2), 3)}),
+        (text, "LAYERS", 1),
+        (text, "WIDTH", 8),
+        (text, "LENGTH", 10),
+        (text, "PROMPT", 4),
         (field, "claims", lambda quick: _claims()),
         (field, "window_claims", lambda quick: iter(())),
         (field, "QUICK_GAINS", (0.6, 1.8)),
@@ -107,12 +124,14 @@ RUNS: dict[str, tuple[Any, tuple[str, ...], int]] = {  # module, options, number
     "iterations": (iterations, FEW, 2 + 5 + 3 * 2 + 3),
     "headline": (headline, FEW, 5 + 3),
     "mlp": (mlp, FEW, 3 + 4),
+    "loops": (loops, (*FEW, "--lengths", "3", "--parts", "orbits", "filter"), 2 * 2 * 2),
     "recurrence": (
         recurrence,
         (*FEW, "--lengths", "12", "--widths", "2", "--solvers", "pcr"),
         5 + 1,
     ),
     "resnet": (resnet, FEW, 2 + 2 + 1),
+    "text": (text, (*FEW, "--steps", "2"), 2 * 2 + 1 + 1),
 }
 
 
