@@ -29,7 +29,6 @@ from experiments.bench.timing import Effort, interleave
 from experiments.models.training import Params, normal, train
 
 TAKES = "8 min"
-PARTS = ("text", "digits", "flow")
 WIDTH, HEADS, LAYERS, BATCH, RATE = 64, 4, 2, 16, 3e-3
 LENGTH, PROMPT = 160, 32
 LEVELS, PIXELS = 17, 64
@@ -58,26 +57,21 @@ class Map(NamedTuple):
 
 def tokens(count: int) -> Map:
     """Entries of so many classes; noise ``[T, count]``."""
-
-    def loss(outputs: Array, entries: Array) -> Array:
-        return -jnp.take_along_axis(jax.nn.log_softmax(outputs), entries[..., None], -1).mean()
-
-    def decide(outputs: Array, noise: Array) -> Array:
-        return (outputs + noise).argmax(-1).astype(jnp.int32)
-
-    return Map(count, lambda params, entries: params["embed"][entries], loss, decide)
-
-
-def _flow_loss(outputs: Array, entries: Array) -> Array:
-    mean, scale = outputs[..., 0], outputs[..., 1]
-    return (0.5 * jnp.square((entries - mean) * jnp.exp(-scale)) + scale).mean()
+    return Map(
+        count,
+        lambda params, y: params["embed"][y],
+        lambda found, y: -jnp.take_along_axis(jax.nn.log_softmax(found), y[:, None], -1).mean(),
+        lambda found, noise: (found + noise).argmax(-1).astype(jnp.int32),
+    )
 
 
 FLOW = Map(
     2,
-    lambda params, entries: entries[..., None] * params["embed"][:1],
-    _flow_loss,
-    lambda outputs, noise: outputs[..., 0] + jnp.exp(outputs[..., 1]) * noise,
+    lambda params, y: y[:, None] * params["embed"][:1],
+    lambda found, y: jnp.mean(
+        0.5 * jnp.square((y - found[:, 0]) * jnp.exp(-found[:, 1])) + found[:, 1]
+    ),
+    lambda found, noise: found[:, 0] + jnp.exp(found[:, 1]) * noise,
 )
 
 
@@ -270,16 +264,18 @@ def drawn(name: str, entries: Map, steps: int, count: int, effort: Effort) -> It
     yield from measured(name, entries, params, guesses, rest, effort)
 
 
+PARTS: dict[str, Callable[[int, int, Effort], Iterator[Row]]] = {
+    "text": text,
+    "digits": partial(drawn, "digits, drawn", tokens(LEVELS)),
+    "flow": partial(drawn, "flow", FLOW),
+}
+
+
 def main(argv: list[str]) -> None:
     """Train and measure."""
     steps_of = {"steps": "training steps (1000, quick: 50)"}
-    options = command.parser("text", __doc__, PARTS, numbers=steps_of).parse_args(argv)
+    options = command.parser("text", __doc__, tuple(PARTS), numbers=steps_of).parse_args(argv)
     steps, count = options.steps or (50 if options.quick else 1000), 2 if options.quick else 16
     effort = Effort(options.repeats)
-    runs: dict[str, Callable[[int, int, Effort], Iterator[Row]]] = {
-        "text": text,
-        "digits": partial(drawn, "digits, drawn", tokens(LEVELS)),
-        "flow": partial(drawn, "flow", FLOW),
-    }
-    cases = [partial(runs[part], steps, count, effort) for part in options.parts]
+    cases = [partial(PARTS[part], steps, count, effort) for part in options.parts]
     command.run(options, cases, {"": COLUMNS}, together=[""])
