@@ -28,14 +28,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from deeppcr.arrays.avals import like
 from deeppcr.arrays.partition import combine, floating, partition
 from deeppcr.arrays.state import Leaves
 from deeppcr.checks import check_count, check_tolerance, describe, leaves_as_arrays
-from deeppcr.lower import is_eager
 from deeppcr.newton.convergence import ROUNDING
 from deeppcr.solution import Result, is_right
 
@@ -86,8 +84,9 @@ def triangular(
     ``step`` reads, to every order; derivatives are solved by the same iteration.
 
     Call it inside `jax.jit`: outside, every call compiles anew. A map that is not triangular is
-    found by entries that change although those before them do not: an error outside of `jax.jit`, a
-    result inside. If none do, the answer satisfies $y = f(y)$, as any that is called converged.
+    found by entries that change although those before them do not: an error outside of `jax.jit`
+    and `jax.vmap`, a result inside. If none do, the answer satisfies $y = f(y)$, as any that is
+    called converged.
 
     Args:
         step: the map, from a pytree like ``guess`` to another, of the same shapes and dtypes.
@@ -148,10 +147,9 @@ def triangular(
     result = jnp.where(jnp.stack([*finite, True]).all(), Result.CONVERGED, Result.NOT_FINITE)
     result = jnp.where(right, result, Result.NOT_CONVERGED).astype(jnp.int32)
     prefix = jnp.where(right, length, found.prefix)
-    if is_eager([result]) and not np.all(right):
-        first = int(np.min(np.where(right, length, prefix)))
+    if not isinstance(right, jax.core.Tracer) and not right:
         raise ValueError(
-            f"step is not triangular: entry {first} of what it returns changed, although the "
+            f"step is not triangular: entry {prefix} of what it returns changed, although the "
             "entries before it did not; expected it to depend on them alone. (A NaN times zero is "
             "NaN: mask what a model does not read by jnp.where.)"
         )
