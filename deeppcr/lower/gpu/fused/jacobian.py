@@ -8,7 +8,7 @@ import numpy as np
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.fused.entries import Entries, constant, evaluate
+from deeppcr.lower.gpu.fused.entries import Entries, constant, evaluate, table_of
 from deeppcr.lower.gpu.fused.operations import Code
 from deeppcr.lower.gpu.fused.step import MOST, FusedStep
 from deeppcr.programs import cut_first
@@ -59,9 +59,8 @@ def _unit(state: Sequence[Entries], k: int) -> list[Entries]:
     """The tangent of entry ``k`` of a state."""
     zero, one, tangents = np.float32(0), np.float32(1), []
     for leaf in state:
-        table = np.full(leaf.table.shape, zero, object)
-        if 0 <= k < table.size:
-            table.reshape(-1)[k] = one
-        k -= table.size
-        tangents.append(leaf._replace(table=table))
+        size = leaf.table.size
+        entries = [one if k == place else zero for place in range(size)]
+        tangents.append(leaf._replace(table=table_of(entries, leaf.table.shape)))
+        k -= size
     return tangents
