@@ -49,23 +49,15 @@ def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
     return run, run.with_tangents(*pushed)
 
 
-class _SolveChain(Call):
-    """See `Call`; ``runs``: what is left of the program, if not all of its results are used."""
-
-    def run(self, *operands: Any, call_jaxpr: Any, **others: Any) -> list[Any]:
-        runs: _Runs | None = others.get("runs")
-        return super().run(*operands, call_jaxpr=runs.program if runs else call_jaxpr)
-
-
-solve_chain_p = _SolveChain("solve_chain")
+solve_chain_p = Call("solve_chain")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Runs:
-    """The program of the results that are ``used``, in order."""
+class _Uses:
+    """Which results of the ``whole`` program are ``used``: those of ``call_jaxpr``, in order."""
 
     used: tuple[bool, ...]
-    program: Any
+    whole: Any
 
     def of(self, results: Sequence[Any]) -> list[Any]:
         """The results that are used."""
@@ -144,10 +136,9 @@ def _solution(static: tuple[Any, bool], leaves: Sequence[Any]) -> Run:
 
 
 def _abstract(
-    *operands: Any, call_jaxpr: Any, structures: _Structures, runs: _Runs | None = None
+    *_: Any, call_jaxpr: Any, structures: _Structures, uses: _Uses | None = None
 ) -> tuple[list[Any], Any]:
-    found = list(call_jaxpr.out_avals)
-    return runs.of(found) if runs else found, call_jaxpr.effects
+    return list(call_jaxpr.out_avals), call_jaxpr.effects
 
 
 def _without_unused(used: Sequence[bool], *given: Any) -> tuple[list[bool], Any]:
@@ -159,12 +150,12 @@ def _without_unused(used: Sequence[bool], *given: Any) -> tuple[list[bool], Any]
     all_operands = [True] * len(equation.invars)
     if not any(used) and not equation.effects:
         return [False] * len(equation.invars), None
-    if all(used) or "runs" in params:
+    if all(used) or "uses" in params:
         return all_operands, equation
-    program = without_unused(params["call_jaxpr"], used, instantiate=True)[0]
-    runs = _Runs(tuple(used), program)
-    outvars = runs.of(equation.outvars)
-    return all_operands, equation.replace(outvars=outvars, params={**params, "runs": runs})
+    uses = _Uses(tuple(used), params["call_jaxpr"])
+    program = without_unused(uses.whole, used, instantiate=True)[0]
+    params = {**params, "call_jaxpr": program, "uses": uses}
+    return all_operands, equation.replace(outvars=uses.of(equation.outvars), params=params)
 
 
 def _arrays(operands: Sequence[Any]) -> list[Any]:
@@ -181,7 +172,7 @@ def _push(
     *,
     call_jaxpr: Any,
     structures: _Structures,
-    runs: _Runs | None = None,
+    uses: _Uses | None = None,
 ) -> tuple[list[Any], list[Any]]:
     primals = _arrays(primals)
     both = primals, tangents
@@ -189,7 +180,7 @@ def _push(
 
     def primal(chain: TracedChain) -> Run:
         if chain.step is problem.chain.step:
-            params = {"call_jaxpr": call_jaxpr, "structures": structures}
+            params = {"call_jaxpr": uses.whole if uses else call_jaxpr, "structures": structures}
             leaves, tree = solve_chain_p.bind(*primals, **params), structures.run
         else:
             bind, tree = bind_problem(dataclasses.replace(problem, chain=chain))
@@ -207,7 +198,7 @@ def _push(
         else dy
         for y, dy in zip(results, [*t, *by_outputs, *rest, *last], strict=True)
     ]
-    return (runs.of(results), runs.of(tangents_out)) if runs else (results, tangents_out)
+    return (uses.of(results), uses.of(tangents_out)) if uses else (results, tangents_out)
 
 
 def _transpose(
@@ -215,7 +206,7 @@ def _transpose(
     *operands: Any,
     call_jaxpr: Any,
     structures: _Structures,
-    runs: _Runs | None = None,
+    uses: _Uses | None = None,
 ) -> list[Any]:
     is_linear = list(map(ad.is_undefined_primal, operands))
     given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
@@ -223,8 +214,7 @@ def _transpose(
     def program(*linear: Any) -> list[Any]:
         rest, pairs = iter(linear), zip(operands, is_linear, strict=True)
         leaves = [next(rest) if moves else leaf for leaf, moves in pairs]
-        results = jaxpr_as_fun(call_jaxpr)(*leaves)
-        return list(compress(runs.of(results) if runs else results, given))
+        return list(compress(jaxpr_as_fun(call_jaxpr)(*leaves), given))
 
     # A linear program is its own derivative at zero. jax cannot transpose a loop until converged.
     avals = [each.aval for each in compress(operands, is_linear)]
@@ -240,11 +230,11 @@ def _map(
     *,
     call_jaxpr: Any,
     structures: _Structures,
-    runs: _Runs | None = None,
+    uses: _Uses | None = None,
 ) -> tuple[list[Any], list[int | None]]:
-    if runs:
-        found = _map(axis, operands, axes, call_jaxpr=call_jaxpr, structures=structures)
-        return runs.of(found[0]), runs.of(found[1])
+    if uses:
+        found = _map(axis, operands, axes, call_jaxpr=uses.whole, structures=structures)
+        return uses.of(found[0]), uses.of(found[1])
     problem: Problem = jax.tree.unflatten(structures.problem, operands)
     params = {"call_jaxpr": call_jaxpr, "structures": structures}
     is_on_mesh = axis.spmd_name is not None or axis.explicit_mesh_axis is not None

@@ -10,7 +10,7 @@ from jax.experimental import checkify, io_callback
 
 import deeppcr
 from tests.drop_in.kinds import LENGTH, SCANS, assert_same, over
-from tests.problems import normal
+from tests.problems import assert_agree, normal
 
 EFFECTIVE = over("auto", "sequential", "sequential, backprop")
 XS = normal(3, LENGTH)
@@ -214,3 +214,19 @@ def test_newton_refuses(options):
     with pytest.raises(ValueError, match="side effects"):
         deeppcr.solve(chain, jnp.float64(0.3), **options)
     assert log.read() == []
+
+
+def test_a_check_beside_a_solve_of_which_a_gradient_reads_a_part():
+    def loss(scan, h):
+        def step(z, x):
+            states = scan(lambda v, k: (jnp.sin(v + k), k), x, jnp.array([z, z]))[0]
+            checkify.check(z < 0.7, "z is {}", z)
+            return 0.5 * z + 0.3, states
+
+        return jax.lax.scan(step, h, XS)[0]
+
+    outcomes = [
+        checkify.checkify(jax.value_and_grad(partial(loss, scan)))(0.4)[1]
+        for scan in (SCANS["auto"], jax.lax.scan)
+    ]
+    assert_agree(*outcomes, 1e-12)
