@@ -14,10 +14,7 @@ import signal
 import jax
 import pytest
 
-HURRIED = [
-    "--xla_backend_optimization_level=0",
-    "--xla_cpu_parallel_codegen_split_count=1",
-]
+HURRIED = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
 if jax.__version_info__ < (0, 11):  # since then, XLA has no other emitters, and aborts at the flag
     HURRIED.append("--xla_cpu_use_fusion_emitters=false")
 

@@ -182,9 +182,7 @@ def _looking(weight, x):
 
 looking = jax.custom_vjp(lambda weight, x: jnp.sin(weight * x))
 looking.defvjp(
-    _looking,
-    lambda kept, g: tuple(None if x is None else x * g for x in kept),
-    symbolic_zeros=True,
+    _looking, lambda kept, g: tuple(None if x is None else x * g for x in kept), symbolic_zeros=True
 )
 
 

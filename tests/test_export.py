@@ -110,7 +110,6 @@ def test_forward():
 def test_what_needs_numbers_says_so(name, options):
     asked, others = ("method", "sequential") if "method" in options else ("adjoint", "autodiff")
     with pytest.raises(
-        ValueError,
-        match=rf"^{asked} is .*symbolic dimensions.*expected numbers.*\"{others}\" run",
+        ValueError, match=rf"^{asked} is .*symbolic dimensions.*expected numbers.*\"{others}\" run"
     ):
         exported(partial(deeppcr.scan, step, **options), *SHAPES[name])

@@ -35,10 +35,7 @@ METHODS = [
     Newton(
         linearize=deeppcr.BlockDiagonal(3), linear=deeppcr.Chunked(4), damping=deeppcr.TrustRegion()
     ),
-    Newton(
-        acceleration=deeppcr.Anderson(),
-        initial_guess=deeppcr.Coarse(3, step=step),
-    ),
+    Newton(acceleration=deeppcr.Anderson(), initial_guess=deeppcr.Coarse(3, step=step)),
     deeppcr.Adjoint(linear="pcr"),
 ]
 MADE = {

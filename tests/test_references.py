@@ -35,11 +35,7 @@ def of_its_own(_, z, x):
 
 
 STEPS = [reading, writing, in_a_call, of_its_own]
-PLAIN = [
-    {},
-    {"adjoint": "backprop"},
-    {"method": "sequential", "adjoint": "autodiff"},
-]
+PLAIN = [{}, {"adjoint": "backprop"}, {"method": "sequential", "adjoint": "autodiff"}]
 
 
 def called(run, step):

@@ -109,12 +109,7 @@ def expected(transformation, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("in the step", DIAGONAL),
-        ("in calls", {"method": "newton"}),
-    ],
-    ids=str,
+    ("name", "options"), [("in the step", DIAGONAL), ("in calls", {"method": "newton"})], ids=str
 )
 def test_forward_mode(name, options):
     scan = partial(deeppcr.scan, **options)
@@ -123,9 +118,7 @@ def test_forward_mode(name, options):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("in the step", DIAGONAL), ("in calls", {"adjoint": "pcr"})],
-    ids=str,
+    ("name", "options"), [("in the step", DIAGONAL), ("in calls", {"adjoint": "pcr"})], ids=str
 )
 def test_reverse_mode_says_what_jax_says(name, options):
     with pytest.raises(ValueError, match="Reverse-mode differentiation does not work for lax"):

@@ -83,22 +83,6 @@ def run(capsys):
     return run
 
 
-@pytest.fixture
-def fails(capsys):
-    """Runs it, and hands back what it complains of."""
-
-    def fails(*argv):
-        with pytest.raises(SystemExit) as stopped:
-            main(list(argv))
-        assert stopped.value.code == 2
-        output = capsys.readouterr()
-        assert output.out == ""
-        assert "usage: python -m depth" in output.err
-        return output.err.splitlines()[-1]
-
-    return fails
-
-
 def depth_in(text):
     """The depth that is printed."""
     (found,) = re.findall(r"^depth +(?:>= )?([\d,]+)$", text, re.MULTILINE)
@@ -107,17 +91,10 @@ def depth_in(text):
 
 # -- functions ------------------------------------------------------------------------------------
 
+NAMED = ["./model_file.py:step", "inside/model_inside.py:step", "inside.model_inside:step"]
 
-@pytest.mark.parametrize(
-    "named",
-    [
-        "model_file.py:step",
-        "./model_file.py:step",
-        "inside/model_inside.py:step",
-        "model_module:step",
-        "inside.model_inside:step",
-    ],
-)
+
+@pytest.mark.parametrize("named", NAMED)
 def test_a_function_and_the_types_of_its_arguments(run, named, monkeypatch):
     monkeypatch.syspath_prepend("inside")
     text = run(named, "f32[8,8]", "f32[8]")
@@ -129,26 +106,19 @@ def test_a_function_and_the_types_of_its_arguments(run, named, monkeypatch):
 def test_a_file_by_its_full_path_and_what_it_imports_from_beside(run, place, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert depth_in(run(f"{place}/inside/model_inside.py:sines", "f32[8]")) == 3
-
-
-def test_a_name_inside_another_and_no_arguments():
-    command = [sys.executable, "-m", "depth", "model_file.py:Model.step", "f32[8,8]", "f32[8]"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert depth_in(done.stdout) == 5
-    assert done.stderr == ""
-
-
-def test_no_arguments(run):
-    assert depth_in(run("model_file.py:nothing")) == 0
-
-
-def test_a_file_with_dataclasses_whose_annotations_are_postponed(run, place):
+    assert depth_in(run(f"{place}/model_file.py:nothing")) == 0
     Path(place, "model_data.py").write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
         "@dataclass\nclass Sizes:\n    width: int = 3\n\n\ndef step(x):\n    return x + Sizes().width\n"
     )
-    assert depth_in(run("model_data.py:step", "f32[8]")) == 1
+    assert depth_in(run(f"{place}/model_data.py:step", "f32[8]")) == 1
+
+
+def test_a_name_inside_another_in_a_process_of_its_own():
+    command = [sys.executable, "-m", "depth", "model_file.py:Model.step", "f32[8,8]", "f32[8]"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (depth_in(done.stdout), done.stderr) == (5, "")
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
@@ -156,19 +126,11 @@ def test_a_device_wherever_it_is_given_adds_a_time(run, at):
     """A launch of a call and two kernels: 72 + 2 * 2.5 us, and next to no work."""
     argv = ["model_file.py:step", "f32[8,8]", "f32[8]"]
     argv[at:at] = ["--device", "H100"]
-    lines = run(*argv).splitlines()
-    assert lines[-2:] == ["", "predicted  77 us on H100"]
-
-
-def test_every_device_can_be_chosen(run):
-    names = {name: name for name in depth.devices} | {"here": depth.at_hand().name}
-    for name, printed in names.items():
-        last = run("model_file.py:sines", "f32[8]", "--device", name).splitlines()[-1]
-        assert last.endswith(f" on {printed}")
+    assert run(*argv).splitlines()[-2:] == ["", "predicted  77 us on H100"]
+    assert f" on {depth.at_hand().name}\n" in run(*["here" if x == "H100" else x for x in argv])
 
 
 def test_trip_counts(run):
-    assert ">=" in run("model_file.py:until", "f32[8]")
     assert "a lower bound, since" in run("model_file.py:until", "f32[8]")
     text = run("model_file.py:until", "f32[8]", "--trip-counts", "7")
     assert depth_in(text) == 15  # 7 comparisons and products, and the comparison that ends it
@@ -177,7 +139,6 @@ def test_trip_counts(run):
 
 TYPES = {
     "f32[8,16]": ((8, 16), "float32"),
-    "f32[]": ((), "float32"),
     " f32[8, 16] ": ((8, 16), "float32"),
     "bf16[3]": ((3,), "bfloat16"),
     "pred[0]": ((0,), "bool"),
@@ -211,7 +172,6 @@ BAD = {
     "types only": (["f32[8]"], "f32[8]"),
     "one type of two": (["model_file.py:step", "f32[8]"], "missing a required argument: 'x'"),
     "an unknown dtype": (["model_file.py:step", "f99[8]"], "f99[8]"),
-    "an open bracket": (["model_file.py:step", "f32[8"], "f32[8"),
     "a negative size": (["model_file.py:step", "f32[-8]"], "f32[-8]"),
     "a missing function": (["model_file.py:stop"], "stop"),
     "no separator": (["model_file.py"], "model_file.py"),
@@ -219,7 +179,6 @@ BAD = {
     "a missing file": (["model_lost.py:step"], "model_lost.py"),
     "a folder": (["inside.py:step"], "inside.py"),
     "a missing module": (["model_lost.inside:step"], "model_lost"),
-    "no module": ([":step"], ":step"),
     "a relative module": ([".model_module:step"], ".model_module"),
     "an unknown device": (["model_file.py:sines", "--device", "H300"], "H300"),
     "trips in words": (["model_file.py:sines", "--trip-counts", "many"], "many"),
@@ -228,5 +187,10 @@ BAD = {
 
 
 @pytest.mark.parametrize(("argv", "named"), BAD.values(), ids=BAD)
-def test_bad_input_is_named(fails, argv, named):
-    assert named in fails(*argv)
+def test_bad_input_is_named(capsys, argv, named):
+    with pytest.raises(SystemExit) as stopped:
+        main(list(argv))
+    output = capsys.readouterr()
+    assert (stopped.value.code, output.out) == (2, "")
+    assert "usage: python -m depth" in output.err
+    assert named in output.err.splitlines()[-1]

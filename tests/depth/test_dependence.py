@@ -32,10 +32,7 @@ PROGRAMS = {
         lambda x, y, z: jax.lax.cond(x > 0, lambda: (2 * y, z), lambda: (y, 2 * y)),
         [{0, 1}, {0, 1, 2}],
     ),
-    "a scan": (
-        lambda x, y, z: jax.lax.scan(swapped, (x, y, z), None, 3),
-        [{1}, {0}, {2}, {0, 1}],
-    ),
+    "a scan": (lambda x, y, z: jax.lax.scan(swapped, (x, y, z), None, 3), [{1}, {0}, {2}, {0, 1}]),
     "a loop": (
         lambda x, y, z: jax.lax.while_loop(
             lambda c: c[0] < z, lambda c: (c[0] + 1, c[1] * c[2], c[2]), (x, y, z)

@@ -235,8 +235,7 @@ def test_an_unrolled_loop_may_be_too_large_to_be_compiled_as_one_piece():
 
 
 @pytest.mark.parametrize(
-    ("axis", "terms", "kind"),
-    [(1, 32, "contraction"), (2, 32, "reduction"), (2, 8, "contraction")],
+    ("axis", "terms", "kind"), [(1, 32, "contraction"), (2, 32, "reduction"), (2, 8, "contraction")]
 )
 def test_a_sum_along_vectors_is_slower_than_one_of_vectors(axis, terms, kind):
     shape = [4, 16, 16]

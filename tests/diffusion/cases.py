@@ -52,11 +52,7 @@ SCHEDULERS: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     "ancestral": ("EulerAncestralDiscreteScheduler", {}, [{"prediction_type": "sample"}]),
     "dpm": ("DPMSolverMultistepScheduler", {}, []),
     "flow": ("FlowMatchEulerDiscreteScheduler", {}, COMMON),
-    "plms": (
-        "PNDMScheduler",
-        {"skip_prk_steps": True},
-        [{"prediction_type": "sample"}, ZERO_SNR],
-    ),
+    "plms": ("PNDMScheduler", {"skip_prk_steps": True}, [{"prediction_type": "sample"}, ZERO_SNR]),
     "pndm": ("PNDMScheduler", {}, [{"prediction_type": "sample"}, ZERO_SNR, {"steps": 1}]),
     "heun": ("HeunDiscreteScheduler", {}, [ZERO_SNR]),
     "lms": ("LMSDiscreteScheduler", {}, [ZERO_SNR]),

@@ -137,10 +137,7 @@ def test_every_kind_beside_floats():
 # Discrete leaves that depend on the floats
 
 DEPENDENT = {
-    "a mode": (
-        lambda c, x: jnp.where(jnp.sum(c["z"]) > 0, 1, c["mode"]),
-        jnp.array(0),
-    ),
+    "a mode": (lambda c, x: jnp.where(jnp.sum(c["z"]) > 0, 1, c["mode"]), jnp.array(0)),
     "a flag": (lambda c, x: (c["z"] + x > 0) ^ c["mode"], jnp.array([True, False])),
     "a key": (
         lambda c, x: jax.random.fold_in(c["mode"], (c["z"][0] > 0).astype(jnp.uint32)),
@@ -227,8 +224,7 @@ def of_complex_carries(scan, names):
 
 
 @pytest.mark.parametrize(
-    ("mode", "names"),
-    [("auto", list(COMPLEX_STEPS)[:2]), ("newton, pcr", ["of its parts"])],
+    ("mode", "names"), [("auto", list(COMPLEX_STEPS)[:2]), ("newton, pcr", ["of its parts"])]
 )
 def test_complex_carries(mode, names):
     found, expected = (
@@ -255,11 +251,7 @@ WEAK = {
     "a numpy array": (adds, np.array(0.0), narrow(jnp.float64)),
     "it stays weak": (lambda c, x: (c * 2.0, c), 0.5, narrow(jnp.float32)),
     "a number is returned": (lambda c, x: (1.0, c), 0.0, narrow(jnp.float32)),
-    "one leaf of two": (
-        lambda c, x: ((c[0] + x, c[1] + 1), c[0]),
-        (0, 0),
-        narrow(jnp.float32),
-    ),
+    "one leaf of two": (lambda c, x: ((c[0] + x, c[1] + 1), c[0]), (0, 0), narrow(jnp.float32)),
     "beside a strong one": (
         lambda c, x: ((c[0] + x, c[1] * c[0]), c[1]),
         (0.0, jnp.ones((), jnp.bfloat16)),

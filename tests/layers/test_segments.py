@@ -7,14 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from tests.layers.kinds import (
-    Dense,
-    X,
-    chains,
-    check,
-    dense,
-    same_as_loop,
-)
+from tests.layers.kinds import Dense, X, chains, check, dense, same_as_loop
 from tests.problems import normal, rounding
 
 

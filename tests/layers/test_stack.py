@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from tests.layers.kinds import (
-    WEIGHTS,
-    Dense,
-    X,
-    closure,
-    dense,
-    denses,
-    loop,
-    square,
-)
+from tests.layers.kinds import WEIGHTS, Dense, X, closure, dense, denses, loop, square
 from tests.problems import assert_agree, normal
 
 N = 5

@@ -8,14 +8,7 @@ from jax import lax
 from deeppcr.linear import BlockDiagonals, Blocks, Diagonals, Matrices, Scalars, Zeros
 
 # With widths that compile fast.
-KINDS = {
-    "matrices": 2,
-    "pairs": 4,
-    "ragged": 4,
-    "diagonals": 3,
-    "scalars": 3,
-    "zeros": 3,
-}
+KINDS = {"matrices": 2, "pairs": 4, "ragged": 4, "diagonals": 3, "scalars": 3, "zeros": 3}
 
 
 def compiled(function, **options):

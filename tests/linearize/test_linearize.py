@@ -14,14 +14,7 @@ from deeppcr.chain.chain import trace_chain
 from deeppcr.linear import Diagonals
 from deeppcr.linearize import Dense, Linearization, choose_linearization
 from tests.linearize.steps import dense, elementwise, in_pairs
-from tests.problems import (
-    PROBLEMS,
-    L,
-    assert_agree,
-    normal,
-    solve,
-    trajectory,
-)
+from tests.problems import PROBLEMS, L, assert_agree, normal, solve, trajectory
 
 
 def half(x):

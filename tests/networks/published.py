@@ -64,8 +64,4 @@ DIT = {
     "upcast_attention": False,
     "use_linear_projection": False,
 }
-PUBLISHED = {
-    "Stable Diffusion 1.5": SD15_UNET,
-    "SDXL": SDXL_UNET,
-    "DiT-XL/2": DIT,
-}
+PUBLISHED = {"Stable Diffusion 1.5": SD15_UNET, "SDXL": SDXL_UNET, "DiT-XL/2": DIT}

@@ -11,13 +11,7 @@ import deeppcr
 from deeppcr import BlockDiagonal, Chain, Clipped, Newton, Result, Scalar, TrustRegion
 from deeppcr.newton.damping import shrinkage
 from experiments.models.published import mala_chain
-from tests.problems import (
-    L,
-    assert_agree,
-    normal,
-    solve,
-    trajectory,
-)
+from tests.problems import L, assert_agree, normal, solve, trajectory
 
 PERIODIC = Chain(
     lambda z, _: 3.2 * z * (1 - z), length=100

@@ -11,14 +11,7 @@ import deeppcr
 from deeppcr import Chain, Coarse, Newton, Result
 from deeppcr.chain.chain import trace_carry, with_outputs
 from tests.newton.chain import CHAIN, Z0
-from tests.problems import (
-    L,
-    assert_agree,
-    normal,
-    solve,
-    trajectory,
-    trips,
-)
+from tests.problems import L, assert_agree, normal, solve, trajectory, trips
 
 
 def with_entry(states, value):
@@ -84,10 +77,7 @@ def test_a_guess_that_overflows_is_recovered_from():
     z0 = np.array([1.0, 2.0], np.float32)
     applied, solution = [
         solve(chain, z0, method=Newton(initial_guess=guess))
-        for guess in (
-            "apply",
-            Coarse(every=50),
-        )
+        for guess in ("apply", Coarse(every=50))
     ]
     assert solution.result == Result.CONVERGED
     assert solution.stats.iterations <= applied.stats.iterations + 4

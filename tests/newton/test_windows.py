@@ -8,14 +8,7 @@ import deeppcr
 from deeppcr import Chain, Coarse, Diagonal, Newton, Result, Scalar, TrustRegion
 from deeppcr.newton.acceleration import Anderson
 from tests.newton.chain import CHAIN, Z0
-from tests.problems import (
-    L,
-    assert_agree,
-    normal,
-    rounding,
-    solve,
-    trajectory,
-)
+from tests.problems import L, assert_agree, normal, rounding, solve, trajectory
 
 CHAOS = Chain(lambda z, _: 3.9 * z * (1 - z), length=200)
 WINDOWS = [5, L - 1, L, 4, 100]  # of one step: below

@@ -314,11 +314,7 @@ def test_blocks_that_are_not_exact_are_tried_as_such():
         ),
         ((DENSE, Z0), {"batch_ndim": 2}, r"z0 has shape \[8\].*batch_ndim = 2"),
         ((Chain(lambda z, x: z[:4], XS), Z0), {}, r"state.*\[8\].*\[4\].*expected"),
-        (
-            (lambda z, x: (jnp.tanh(z + x), None), Z0, XS[:0]),
-            {},
-            "the chain has 0 steps",
-        ),
+        ((lambda z, x: (jnp.tanh(z + x), None), Z0, XS[:0]), {}, "the chain has 0 steps"),
         (([], Z0), {}, "program is an empty list, expected two layers or more"),
         (([jnp.sin, lambda x: x[:2]], Z0), {}, "there is no chain"),
         ((lambda z, x: (z, None), 0.5), {}, r"there is no xs and no length: .*plan\(layers, x\)"),

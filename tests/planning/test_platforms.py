@@ -73,8 +73,7 @@ def conditions(text):
 
 
 @pytest.mark.parametrize(
-    ("f", "names", "waiting"),
-    [(states, ("cpu", "cuda"), 1), (gradient, ("cuda", "cpu"), 2)],
+    ("f", "names", "waiting"), [(states, ("cpu", "cuda"), 1), (gradient, ("cuda", "cpu"), 2)]
 )
 def test_each_platform_gets_its_own(both, monkeypatch, f, names, waiting):
     """Newton's own loop waits for its result, and corrections of an adjoint that is not right."""
@@ -140,10 +139,7 @@ def test_the_platforms_of_this_process():
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [
-        ({"cuda": 1, "cpu": 2, "tpu": 1}, {"default": 1, "cpu": 2}),
-        ({"cpu": 1}, {"default": 1}),
-    ],
+    [({"cuda": 1, "cpu": 2, "tpu": 1}, {"default": 1, "cpu": 2}), ({"cpu": 1}, {"default": 1})],
 )
 def test_what_differs_from_the_first_has_a_name(given, expected, monkeypatch):
     monkeypatch.setattr(variants, "platforms", lambda: tuple(given))
