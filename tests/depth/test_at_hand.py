@@ -1,7 +1,6 @@
 """The model of the device at hand, by its kind; nothing is computed."""
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import depth
@@ -46,25 +45,19 @@ KINDS = {
     "NVIDIA H100 80GB HBM3": ("gpu", "H100"),
     "NVIDIA A100-SXM4-80GB": ("gpu", "A100"),
     "NVIDIA A100-SXM4-40GB": ("gpu", "A100"),
-    "Tesla V100-SXM2-32GB": ("gpu", "V100"),
     "NVIDIA GeForce RTX 4090": ("gpu", "RTX 4090"),
     "AMD Instinct MI300X": ("gpu", "MI300X"),
     "TPU v4": ("tpu", "TPU v4"),
     "TPU v5 lite": ("tpu", "TPU v5e"),
-    "TPU v5e": ("tpu", "TPU v5e"),
     "TPU v5": ("tpu", "TPU v5p"),
-    "TPU v5p": ("tpu", "TPU v5p"),
     "TPU v6 lite": ("tpu", "TPU v6e"),
-    "TPU v6e": ("tpu", "TPU v6e"),
 }
 STRANGE = {
     "NVIDIA A10": "gpu",
-    "NVIDIA GeForce RTX 3090": "gpu",
     "NVIDIA GH200 480GB": "gpu",
     "AMD Instinct MI250X": "gpu",
     "TPU v2": "tpu",
     "TPU v4 lite": "tpu",
-    "TPU7x": "tpu",
     "": "tpu",
     "trainium": "neuron",
 }
@@ -123,9 +116,3 @@ def test_what_is_no_platform_is_refused(platform):
     with pytest.raises(ValueError, match="platform must be a name") as error:
         depth.at_hand(platform)
     assert repr(platform) in str(error.value)
-
-
-def test_it_may_be_asked_while_jax_traces():
-    seen = []
-    jax.make_jaxpr(lambda x: seen.append(depth.at_hand()) or x)(jnp.ones(3))
-    assert seen == [HERE]

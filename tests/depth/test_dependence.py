@@ -1,7 +1,6 @@
 """Which results depend on which inputs: through calls, branches, loops, and rules of the user's."""
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from depth.dependence import dependence
@@ -21,12 +20,7 @@ def swapped(carry, _):
 
 
 PROGRAMS = {
-    "operands": (lambda x, y, z: (x + y, z, jnp.ones(())), [{0, 1}, {2}, set()]),
     "a call": (jax.jit(lambda x, y, z: (y, x * z)), [{1}, {0, 2}]),
-    "a call in a call": (
-        lambda x, y, z: jax.checkpoint(jax.jit(lambda x, y: (x * 2, y)))(x, y),
-        [{0}, {1}],
-    ),
     "a rule of the user's": (lambda x, y, z: first(x, y), [{0}]),
     "a branch": (
         lambda x, y, z: jax.lax.cond(x > 0, lambda: (2 * y, z), lambda: (y, 2 * y)),

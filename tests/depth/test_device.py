@@ -6,7 +6,6 @@ The table, the figures that are not given, what is refused, and the generic ones
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 
 import depth
@@ -102,11 +101,6 @@ def test_latencies_by_place():
     assert PLAIN.replace(step_latencies={"product": 3.0}).latency("sort", "loop") == 4.0
 
 
-def test_what_fits_the_cache_comes_from_there():
-    assert [FULL.memory_rate(amount) for amount in (0, 64, 65)] == [5000.0, 5000.0, 1000.0]
-    assert PLAIN.memory_rate(1) == 1000.0
-
-
 # -- what is refused ------------------------------------------------------------------------------
 
 POSITIVE = {"rates": {"float32": 0}, "vector_rates": {"move": 0.0}, "bandwidth": 0}
@@ -125,8 +119,6 @@ BAD = {
     "bandwidth not a number": ("bandwidth", math.nan),
     "kernel_latency not a number": ("kernel_latency", math.nan),
     "one rate not a number": ("rates", {"float32": math.nan}),
-    "bandwidth of numpy": ("bandwidth", np.float32(-1)),
-    "loop_latency of numpy": ("loop_latency", np.int32(-1)),
     "bandwidth by dtype": ("bandwidth", {"float32": 1.0}),
 }
 

@@ -79,23 +79,15 @@ N, MANY = i(), i(10**6)
 ONE, PRODUCT = {"elementwise": 1}, {"elementwise": 2, "product": 1}
 COUNTS = {
     "nothing": (lambda x: None, (X,), {}),
-    "what comes in goes out": (lambda x: x, (X,), {}),
     "dead code": (lambda x: (sines(x, 3), x)[1], (X,), {}),
-    "a long chain": (lambda x: sines(x, 2000), (X,), ONE),
     "chain, product, chain": (lambda w, x: lax.tanh(lax.sin(x) @ w + x), (W, Y), PRODUCT),
-    "two products": (lambda w, x: (x @ w) @ w, (W, Y), {"product": 2}),
     "a reduction and its input": (lambda x, y: jnp.sum(x * y), (X, X), {"reduction": 1}),
     "what follows a reduction": (normalized, (X,), ONE | {"reduction": 1}),
-    "one after another": (lambda x: x - jnp.max(x - jnp.max(x)), (X,), ONE | {"reduction": 2}),
-    "side by side": (lambda x: (jnp.max(x), jnp.min(x)), (X,), {"reduction": 2}),
     "a sort": (lambda x: sines(lax.sort(sines(x, 3)), 3), (X,), {"elementwise": 2, "sort": 1}),
     "a cumulative sum": (lambda x: lax.sin(lax.cumsum(x)), (X,), ONE | {"cumulative": 1}),
     "a factorization": (lambda w: lax.linalg.cholesky(w, symmetrize_input=False) * 2, (W,), None),
-    "reshapes": (lambda x: x.reshape(2, 4).reshape(4, 2)[None], (X,), None),
     "a transposition": (lambda x: x.T, (Y,), {"move": 1}),
-    "moves on the way": (lambda x: lax.sin(lax.exp(x).T), (Y,), ONE),
     "one integer": (lambda n: n * 2 + 1, (N,), {}),
-    "one comparison": (lambda n: (n < 3) & (n > 1), (N,), {}),
     "eight integers": (lambda n: n * 2 + 1, (i(8),), ONE),
     "one float": (lambda x: x * 2 + 1, (f(),), ONE),
     "of many integers": (lambda n: lax.reduce_max(n, (0,)), (MANY,), {"reduction": 1}),
@@ -121,11 +113,8 @@ def test_kernels_are_counted(fn, args, expected):
 PRODUCTS = {
     "matrix, matrix": ("ik,kj->ij", (f(4, 6), f(6, 5)), "product", 1, 240, 296),
     "matrix, vector": ("ik,k->i", (f(4, 6), f(6)), "vector product", 1, 48, 136),
-    "row, matrix": ("ik,kj->ij", (f(1, 6), f(6, 5)), "vector product", 1, 60, 164),
-    "vector, vector": ("k,k->", (f(6), f(6)), "vector product", 1, 12, 52),
     "outer": ("ik,kj->ij", (f(4, 1), f(1, 5)), "vector product", 1, 40, 116),
     "left transposed": ("ki,kj->ij", (f(6, 4), f(6, 5)), "transposed product", 1, 240, 296),
-    "right transposed": ("ik,jk->ij", (f(4, 6), f(5, 6)), "transposed product", 1, 240, 296),
     "two axes": ("iab,abj->ij", (f(4, 2, 3), f(2, 3, 5)), "product", 1, 240, 296),
     "a batch": ("abik,abkj->abij", (f(3, 3, 4, 6), f(3, 3, 6, 5)), "product", 9, 2160, 2664),
     "of vectors": ("bik,bk->bi", (f(9, 4, 6), f(9, 6)), "vector product", 9, 432, 1224),
@@ -153,11 +142,8 @@ def sliced(x, *starts):
 
 TRAFFIC = {
     "a sine": (lax.sin, (X,), 64),
-    "a chain": (lambda x, y: lax.sin(x) * y - x, (X, X), 96),
     "a result on the way": (lambda x: (lax.sin(x), sines(x, 1) + x)[1], (X,), 64),
-    "two results": (lambda x: (lambda y: (y, lax.exp(y)))(lax.sin(x)), (X,), 96),
     "a sum": (lambda x: lax.reduce_sum(lax.sin(x), (0,)), (X,), 36),
-    "bfloat16": (lax.sin, (f(8, dtype="bfloat16"),), 32),
     "a slice": (lambda x: lax.slice(x, (2,), (5,)), (f(1000),), 24),
     "a dynamic slice": (sliced, (f(1000), i()), 28),
     "rows": (sliced, (f(1000, 50), i(), i()), 56),
@@ -220,14 +206,6 @@ def test_a_scan_is_a_loop(length):
     inner = part(program(loop(lax.sin, length), X))
     assert (inner.trips, inner.counted, inner.condition) == (length, True, None)
     assert kinds(inner.body) == {"elementwise": 1}
-
-
-def test_loops_in_loops():
-    outer = part(program(loop(lambda x: loop(lax.sin, 3)(x) * 2, 4), X))
-    assert outer.trips == 4
-    assert kinds(outer.body) == {"elementwise": 1}
-    ((inner, count),) = outer.body.parts
-    assert (inner.trips, count) == (3, 1)
 
 
 def scan(step, *xs):

@@ -99,13 +99,6 @@ def test_a_flagged_lower_bound(row):
     assert sum(row.depth for row in cost.critical_path) == cost.depth
 
 
-def test_matrices_of_a_batch_do_not_wait_for_one_another():
-    alone, many = (
-        depth.analyze(lambda x: eigh(x, symmetrize_input=False), f(*n, 3, 3)) for n in ((), (500,))
-    )
-    assert alone.depth == many.depth == 4
-
-
 def test_where_it_is_unknown_is_told():
     def program(x):
         return sines(x, 2) + callback(x)
