@@ -82,10 +82,6 @@ def with_an_empty_cell(weight):
     return layer
 
 
-def in_scan(weight):
-    return lambda x: jax.lax.scan(lambda c, _: (jnp.tanh(c @ weight), None), x, None, 2)[0]
-
-
 class Mode(enum.Enum):
     UP = 1
     DOWN = 2
@@ -125,22 +121,17 @@ def each(layer):
 
 CHAINS = {
     "lambdas with defaults": lambda weights: [lambda x, w=w: jnp.tanh(x @ w) for w in weights],
-    "closures": each(closure),
     "keyword only defaults": each(keyword_only),
-    "partials": each(lambda w: partial(act, w)),
     "partials by keyword": each(lambda w: partial(act_last, weight=w, scale=0.5)),
     "partials of jax": each(lambda w: jax.tree_util.Partial(act, w)),
     "bound methods of pytrees": each(lambda w: Dense(w, w[0]).affine),
     "functions over functions": each(over_a_function),
-    "loops inside": each(in_scan),
     "odd containers": each(odd_containers),
-    "pairs": each(lambda w: (act, w)),
     "pairs of dicts in their order": each(lambda w: (in_order, {"b": w, "a": w.T})),
     "apply and a list": lambda weights: (act, list(weights)),
     "leaves of all sorts": each(
         lambda w: (mixed_leaves, {"leaves": ["tanh", 2, jnp.sin, w, None]})
     ),
-    "one weight in all": lambda weights: [closure(weights[0])] * N,
     "a weight in all, another in each": lambda ws: [
         lambda x, w=w: jnp.tanh(x @ w) @ ws[0] for w in ws
     ],
@@ -346,7 +337,7 @@ def by_callback(c):
 
 
 A, B = WEIGHTS[:2]
-SIGNS, NANS, ONES = [0.0, -0.0], [float("nan"), float("nan"), 1.0], [1, True, 1.0]
+SIGNS, ONES = [0.0, -0.0], [1, True, 1.0]
 UNLIKE = {
     "bodies": lambda: [lambda x: jnp.sin(x), lambda x: jnp.cos(x), lambda x: jnp.sin(x)],
     "constants in code": lambda: [
@@ -356,11 +347,6 @@ UNLIKE = {
         lambda x: jnp.copysign(x, -0.0),
     ],
     "signs of zero": of(copysign, SIGNS),
-    "signs of zero of numpy": of(copysign, [np.float64(0.0), np.float64(-0.0)]),
-    "signs of zero in a complex": of(
-        lambda c: lambda x: x * (2.0 if str(c) == "0j" else 3.0), [0j, complex(-0.0, 0.0)]
-    ),
-    "not a number": of(lambda c: lambda x: jnp.where(jnp.isnan(c), x + 1, x * 2), NANS),
     "one, true and one": of(is_true, ONES),
     "keys of dicts": of(lambda c: lambda x, t={c: 1.5}: is_true(next(iter(t)))(x) * 1.5, ONES),
     "orders of dicts": of(by_order, [{"b": A, "a": B}, {"a": B, "b": A}]),
@@ -369,27 +355,17 @@ UNLIKE = {
     "wrapped with other functions": of(wrapped, [0.5, 2.0]),
     "classes of one name": of(of_a_class, [0.5, 2.0]),
     "hidden attributes": of(lambda scale: Hides(WEIGHTS[0], scale), [0.5, 2.0]),
-    "static signs of zero": of(static(copysign), SIGNS),
-    "static one, true and one": of(static(is_true), ONES),
     "static tuples": of(static(lambda c: is_true(c[0])), [(1,), (True,)]),
     "static arrays": of(static(by_size), [np.array([2.0, 1.0]), np.array([3.0, 2.0])]),
-    "static arrays of one entry": of(static(by_size), [np.array(2.0), np.array([2.0])]),
     "static values that are always equal": of(static(by_scale), [Liar(0.5), Liar(2.0)]),
     "static fields not compared": of(static(by_scale), [Uncompared(0.5), Uncompared(2.0)]),
-    "captured values that are always equal": of(by_scale, [Liar(0.5), Liar(2.0)]),
     "callbacks": of(by_callback, [2.0, 3.0]),
     "dtypes of arrays": of(
         lambda w: lambda x: x * w.astype(x.dtype),
         [jnp.full(3, 0.1, t) for t in ("float64", "float32")],
     ),
     "one of six": lambda: [*[copysign(0.5)] * 3, copysign(-0.7), *[copysign(0.5)] * 2],
-    "one weight shared by unlike closures": lambda: [
-        lambda x: jnp.sin(x @ A) @ B,
-        lambda x: jnp.sin(x @ A) @ A,
-        lambda x: jnp.sin(x @ B) @ B,
-    ],
     "jitted": of(lambda w: jax.jit(closure(w)), WEIGHTS),
-    "mapped": of(lambda c: jax.vmap(lambda x: x * c), [2.0, 3.0]),
 }
 
 
@@ -416,15 +392,9 @@ def transposed(scale):
     )
 
 
-def gradient_rule(scale):
-    return jax.custom_gradient(lambda x: (jnp.sin(x), lambda g: g * scale))
-
-
 RULES = {
     "vjp": of(vjp_rule, [1.0, 2.0]),
-    "vjp with arrays": of(lambda s: over(vjp_rule(s)), list(normal(5, 2, 3))),
     "jvp": of(lambda s: over(jvp_rule(s)), [1.0, 2.0]),
-    "custom_gradient": of(gradient_rule, [1.0, 2.0]),
     "linear_call": of(transposed, [1.0, 2.0]),
     "a rule, and none": lambda: [jnp.sin, vjp_rule(2.0), vjp_rule(3.0)],
 }
@@ -487,8 +457,3 @@ def test_what_is_no_list_of_layers(layers, words):
 
 def test_a_tuple_of_a_function_and_a_pair_is_two_layers():
     assert_agree(deeppcr.forward((jnp.sin, (act, A)), X), jnp.tanh(jnp.sin(X) @ A))
-
-
-def test_a_shared_array_is_not_copied():
-    program = str(jax.make_jaxpr(lambda x, w: deeppcr.forward([closure(w)] * 8, x))(X, A))
-    assert "8,3,3" not in program

@@ -32,14 +32,10 @@ def multiply(params, x):
 KINDS = {
     "modules": lambda: denses(N),
     "closures": lambda: [closure(w) for w in WEIGHTS],
-    "pairs": lambda: [(multiply, {"w": w, "c": w[0]}) for w in WEIGHTS],
     "apply and a list": lambda: (multiply, [{"w": w, "c": w[0]} for w in WEIGHTS]),
-    "partials": lambda: [partial(multiply, {"w": w, "c": w[0]}) for w in WEIGHTS],
-    "methods": lambda: [layer.affine for layer in denses(N)],
     "a period": lambda: [layer for m in denses(N) for layer in (m, jnp.sin, lambda x: 0.5 * x)],
     "one layer": lambda: denses(1),
     "numpy": lambda: [closure(np.asarray(w)) for w in WEIGHTS],
-    "numbers": lambda: [lambda x, c=0.5: c * x] * 3,
     "stacks": lambda: [deeppcr.stack(denses(2)), deeppcr.stack([dense(8), dense(9)])],
 }
 
