@@ -19,8 +19,8 @@ from deeppcr import loops
 from depth.models import generic_cpu
 from experiments.bench import costs, engine, results, timing
 from experiments.bench.columns import BENCH
-from experiments.bench.engine import Case, Outcome, Variant, bench, distance, measure
-from experiments.bench.programs import baselines, unrolled
+from experiments.bench.engine import Case, Variant, bench, distance, measure
+from experiments.bench.programs import baselines
 from experiments.bench.summary import best, errors
 from experiments.bench.table import WIDTH, Row, layout, markdown, show
 from experiments.bench.timing import Build, Effort
@@ -175,23 +175,6 @@ def test_calls_go_through_all_arguments_and_the_first_is_not_timed(
     assert row["repeats"] == Effort().patience  # of a second each
 
 
-def test_the_least_of_several_builds_counts_and_each_is_made_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seconds, built = iter([5.0, 3.0, 4.0]), []
-
-    def slow(function: Any, *_: Any, **__: Any) -> Build:
-        built.append(function)
-        return Build(function, next(seconds), 1.0, None)
-
-    monkeypatch.setattr(engine, "build", slow)
-    case = Case({}, [(jnp.ones(2),)], {"lax.scan": jnp.sin}, {})
-    (row,) = bench(case, DEVICE, Effort(1), builds=3)
-    assert (row["trace s"], row["compile s"]) == (3.0, 1.0)
-    assert "temp MB" not in row
-    assert len({id(function) for function in built}) == 3
-
-
 def test_programs_compile_side_by_side_and_nothing_is_timed_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -216,16 +199,6 @@ def test_programs_compile_side_by_side_and_nothing_is_timed_meanwhile(
     assert {what for what, _ in events[4:]} == {"called"}
 
 
-def test_calls_take_half_of_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    efforts: list[Effort] = []
-    monkeypatch.setattr(engine, "interleave", lambda _, effort, __: efforts.append(effort) or {})
-    case = Case({}, [(jnp.ones(2),)], {"lax.scan": jnp.sin}, {"newton": jnp.sin})
-    monkeypatch.setattr(engine.PROGRESS, "share", lambda: 6.0)
-    measure(case, Effort())
-    measure(case, Effort(patience=1.0))
-    assert [effort.patience for effort in efforts] == [1.5, 1.0]
-
-
 def test_errors_are_those_from_float64_if_asked_for() -> None:
     far = 1.0 + 2.0**-20
     programs = {"far": Variant(lambda x, y: (far * x * y, y), prepare=lambda x: (x, 1e-30 * x))}
@@ -238,22 +211,6 @@ def test_errors_are_those_from_float64_if_asked_for() -> None:
     assert found["far"].row["error"] == pytest.approx(2.0**-20, rel=0.1)
     assert found["far"].row["error, float64"] == pytest.approx(2.0**-20, rel=0.1)
     assert 0 < found["plain"].row["error, float64"] < 1e-7
-
-
-def test_variants_may_have_their_own_arguments_and_results() -> None:
-    pair = Variant(
-        lambda x: (x, 0.0 * x),
-        arguments=[(jnp.ones(3, jnp.float32),)],
-        comparable=lambda result: result[0],
-        statistics=lambda result: {"first": float(result[0][0])},
-    )
-    outcomes = measure(
-        Case({}, [(jnp.ones(3, jnp.float32),)], {"plain": lambda x: x}, {"pair": pair})
-    )
-    assert isinstance(outcomes["pair"], Outcome)
-    assert outcomes["pair"].is_right
-    assert outcomes["pair"].row["first"] == 1
-    assert outcomes["pair"].predicted is None  # without a device
 
 
 @pytest.mark.parametrize(
@@ -303,20 +260,6 @@ def test_loops_are_found_by_their_scope() -> None:
     assert depth(trips=5, rest=5) == depth(trips=5, rest=0) + depth(trips=0, rest=5) - none
     assert depth(trips=5) == depth(trips=5, rest=5)
     assert depth(trips=6, rest=0) - depth(trips=5, rest=0) == 2  # the sine, and its condition
-
-
-def test_a_python_loop_is_a_scan() -> None:
-    z, xs = arguments(0)
-
-    def body(z: Array, x: Array) -> tuple[Array, dict[str, Array]]:
-        z = step(z, x)
-        return z, {"z": z}
-
-    found, wanted = (jax.tree.leaves(scan(body, z, xs)) for scan in (unrolled, jax.lax.scan))
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-    assert "unrolled" in baselines(last, 20)
-    assert "unrolled" not in baselines(last, 1000)
 
 
 def test_distance_is_relative_to_the_largest_entry() -> None:

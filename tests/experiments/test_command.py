@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,12 +93,6 @@ def test_what_is_stopped_leaves_its_rows_and_their_table(
 
     run(tmp_path, lambda: iter([{"L": 2}]))
     assert results.read(path)[1] == [{"L": 2}]  # a run that is done replaces all
-
-
-def test_repeats_are_a_number_from_one_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parser("toy", "A toy.").parse_args(["--repeats", "0"])
-    assert "expected an integer of at least 1, got 0" in capsys.readouterr().err
 
 
 ENDLESS = """
@@ -212,16 +205,6 @@ def test_alone_it_lists_every_experiment_with_its_question_and_its_duration() ->
     for name in listed.keys() - {"report", "suite"}:
         assert re.fullmatch(rf"  {name} +\d+ (min|h) +.*\?", listed[name])
     assert done.stderr == ""
-
-
-def test_an_experiment_is_called_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match=r"no experiment is called 'resne'; there are: .*resnet"):
-        program.main(["resne"])
-    seen: list[list[str]] = []
-    module = SimpleNamespace(main=seen.append)
-    monkeypatch.setattr(program.importlib, "import_module", lambda _: module)
-    program.main(["resnet", "--steps", "3"])
-    assert seen == [["--steps", "3"]]
 
 
 def test_a_missing_extra_is_named_and_a_missing_module_of_ours_is_a_bug(

@@ -16,7 +16,7 @@ from deeppcr import Newton
 from experiments.diffusion import latent
 from experiments.diffusion import run as diffusion
 from experiments.diffusion.sampling import DRAWS, Reference, Setup, schedule_of, wasserstein
-from experiments.models import denoiser, training
+from experiments.models import training
 
 BRIEF = latent.Training(width=8, steps=2, coder_width=8, coder_steps=2, judge_steps=2)
 TINY = diffusion.Scale(
@@ -111,27 +111,6 @@ def test_latents_are_scaled_and_pixel_space_has_no_coder(generator: latent.Gener
     assert generator.decode(z).shape == images.shape
     pixels = latent.Generator(64, {}, None)
     np.testing.assert_array_equal(pixels.decode(pixels.encode(images)), images)
-
-
-def test_training_makes_the_loss_small() -> None:
-    x = jnp.full((64, 1), 0.5, jnp.float32)
-    first = denoiser.first_weights(1, 8, jax.random.key(0))
-
-    @jax.jit
-    def loss(params: training.Params, key: jax.Array) -> jax.Array:
-        return denoiser.denoising_loss(params, x, *jax.random.split(key))
-
-    trained = training.train(loss, first, 200, 1e-2, jax.random.key(1))
-    before, after = (float(loss(params, jax.random.key(2))) for params in (first, trained))
-    assert after < 0.2 < 0.8 < before
-
-
-def test_a_model_hears_the_time_and_the_digit_that_is_wanted(generator: latent.Generator) -> None:
-    x, digits = jnp.ones((2, 2), jnp.float32), jnp.array([3, 3])
-    found = generator.model(digits)(x, jnp.int32(500))
-    np.testing.assert_array_equal(found[0], found[1])
-    assert not np.allclose(found, generator.model(digits)(x, jnp.int32(900)), atol=1e-3)
-    assert not np.allclose(found, generator.model(digits + 1)(x, jnp.int32(500)), atol=1e-3)
 
 
 def test_what_was_trained_is_read_again_and_remade_if_damaged(
@@ -233,8 +212,3 @@ def test_iterations_by_scheduler_and_tolerance(
     assert (last["iterations"], last["ended"]) == (1, "not converged")
     assert last["note"] == other["note"] == "not run: 1e-3 takes too long"
     assert "iterations" not in other
-
-
-def test_cases_vary_one_thing_at_a_time() -> None:
-    scale = dataclasses.replace(TINY, sizes=(2, 8), steps=(4, 12), batches=(1, 10))
-    assert scale.cases() == [(2, 4, 10), (2, 12, 10), (8, 4, 10), (2, 4, 1)]

@@ -145,13 +145,3 @@ def test_the_first_picture_is_written_to_the_path_and_others_beside_it(
 def test_without_rows_there_are_no_pictures() -> None:
     for name in STORED:
         assert plots.drawer(name)([]) == {}
-
-
-def test_loops_are_named() -> None:
-    names = ["lax.scan", "lax.scan, unroll 4", "lax.scan, unroll 16", "unrolled"]
-    found = [{"program": name, "baseline": True} for name in names]
-    found.append({"program": "newton", "baseline": False})
-    found.append({"program": "lax.scan, unroll 16, captured", "baseline": True})
-    assert plots.loops(found) == "lax.scan with unroll 1, 4, 16 and a Python loop"
-    assert plots.loops(found[:1]) == "lax.scan with unroll 1"
-    assert plots.loops([]) == ""

@@ -14,8 +14,7 @@ from experiments.field.window import sliding_picard
 from experiments.gradients.learner import Learner
 from experiments.gradients.network import Network
 from experiments.gradients.tasks import tasks
-from experiments.models import autoregressive, cells, chains, data, published
-from experiments.models.data import find_package
+from experiments.models import cells, chains, data, published
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -148,11 +147,6 @@ def test_the_tasks() -> None:
     assert counted == [4, 28, 64]
 
 
-def test_a_package_that_is_missing_is_none() -> None:
-    assert find_package("no_such_package_at_all") is None
-    assert find_package("numpy") == Path(np.__file__).parent
-
-
 def test_digits_are_split_scaled_and_always_the_same() -> None:
     split = data.digits()
     assert len(split.train_x) + len(split.test_x) == 1797
@@ -163,11 +157,3 @@ def test_digits_are_split_scaled_and_always_the_same() -> None:
     np.testing.assert_array_equal(split.train_x, data.digits().train_x)
     chosen = data.batches(10, 4, 5, seed=1)  # each epoch once
     assert sorted(chosen[:2].ravel()) == sorted(chosen[2:].ravel()) == list(range(10))
-
-
-def test_a_trained_network_samples_from_its_own_output() -> None:
-    model = autoregressive.sampled(seed=0, length=6, steps=2)
-    states = chains.states(model)
-    assert states.shape == (6, autoregressive.HIDDEN + 1)
-    assert np.isfinite(states).all()
-    assert np.ptp(states[:, -1]) > 0
