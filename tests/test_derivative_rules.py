@@ -156,22 +156,6 @@ def test_a_rule_in_chains_of_a_mapped_step(inner):
     assert_agree(found, expected)
 
 
-def test_second_derivatives_of_a_chain_in_a_chain():
-    """Jax takes those of the forward rule, here and there."""
-
-    def squares(loss, weight, z):
-        return jnp.sum(jax.grad(loss, 1)(weight, z) ** 2)
-
-    losses = (
-        partial(chains_in_a_chain, deeppcr.scan, halved, inner=NEWTON, outer=NEWTON),
-        partial(chains_in_a_chain, jax.lax.scan, halved),
-    )
-    found, expected = jax.jit(
-        lambda *at: [jax.grad(partial(squares, loss), (0, 1))(*at) for loss in losses]
-    )(normal(0, 3, 3), np.ones(3))
-    assert_agree(found, expected)
-
-
 def _looking(weight, x):
     """Residuals of what is differentiated."""
     cosine = jnp.cos(weight.value * x.value)

@@ -1,4 +1,4 @@
-"""Numbers drawn by a step are those of `jax.lax.scan`, and drawn once, before the chain."""
+"""Numbers drawn by a step are those of `jax.lax.scan`, of any generator; drawn once, if they can be."""
 
 from functools import partial
 
@@ -104,3 +104,53 @@ def test_what_would_take_too_much_memory_is_drawn_by_the_steps(monkeypatch):
     many = jax.make_jaxpr(partial(loss, deeppcr.scan, step))(W, z, xs)
     assert str(few) != str(many)
     assert_agree(loss(deeppcr.scan, step, W, z, xs), loss(jax.lax.scan, step, W, z, xs))
+
+
+# -- generators whose bits differ side by side: only a loop draws them
+
+
+def noisy(z, key):
+    z = jnp.tanh(z) * jax.random.normal(key, z.shape, z.dtype)
+    return z, z.sum()
+
+
+def of_a_state(z, state):
+    bits = jax.lax.rng_bit_generator(state, z.shape)[1]
+    return jnp.sin(z + bits.astype(z.dtype) / 2**32), None
+
+
+def in_a_branch(z, key):
+    return jax.lax.cond(z[0] > 0, noisy, lambda z, key: (z - 0.5, 0.0), z, key)
+
+
+RBG = jax.random.key(0, impl="rbg")
+RBGS, UNSAFE = (jax.random.split(jax.random.key(0, impl=impl), L) for impl in ("rbg", "unsafe_rbg"))
+BACKPROP, NEWTON = {"adjoint": "backprop"}, {"method": "newton"}
+CASES = {
+    "auto": (noisy, RBGS, {}),
+    "unsafe": (noisy, UNSAFE, BACKPROP),
+    "of a state": (of_a_state, jax.random.bits(RBG, (L, 4), jnp.uint32), BACKPROP),
+    "in a branch": (in_a_branch, RBGS, BACKPROP),
+    "the same in all steps": (lambda z, x: (noisy(z, RBG)[0] + x, z), XS, NEWTON),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_have_the_same_numbers(name):
+    step, xs, options = CASES[name]
+
+    def both(scan):
+        def loss(z):
+            return sum(y.sum() for y in jax.tree.leaves(scan(step, z, xs)))
+
+        return jax.value_and_grad(loss)(Z)
+
+    scans = partial(deeppcr.scan, **options), jax.lax.scan
+    assert_agree(*jax.jit(lambda: [both(scan) for scan in scans])())
+
+
+@pytest.mark.parametrize("keys", [RBGS, UNSAFE], ids=["rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("options", [NEWTON, {"adjoint": "pcr"}])
+def test_a_parallel_method_is_refused(keys, options):
+    with pytest.raises(ValueError, match=r"draws random bits with keys of dtype key<u?rbg>"):
+        deeppcr.scan(noisy, Z, keys, **options)

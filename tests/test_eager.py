@@ -74,17 +74,11 @@ def nested(weight=WEIGHT):
 
 CALLS = {
     "scan": scanned(),
-    "solve": lambda: (
-        deeppcr.solve(
-            deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS), INIT, method="newton"
-        ).value
-    ),
     "forward": lambda: deeppcr.forward([lambda x: jnp.tanh(WEIGHT @ x)] * 5, INIT),
     "gradient": lambda: jax.grad(scanned(method="newton", adjoint="pcr"))(WEIGHT),
     "vmap": lambda: jax.vmap(scanned(method="newton"), (None, 0))(WEIGHT, XS),
     "a counter": counted,
     "rules of derivatives": with_rules,
-    "a scan of a scan": nested,
     "the gradient of a scan of a scan": lambda: jax.grad(nested)(WEIGHT),
 }
 

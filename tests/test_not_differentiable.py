@@ -72,11 +72,6 @@ def test_newton_says_what_to_do():
         assert_agree(found, jax.lax.scan(read(Z0, halve), Z0, xs))
 
 
-def test_their_gradients_through_the_state_are_refused_by_jax():
-    with pytest.raises(ValueError, match="Pure callbacks do not support JVP"):
-        jax.grad(lambda z0: deeppcr.scan(read(Z0, half), z0, normal(0, 7, 2))[1].sum())(Z0)
-
-
 @pytest.mark.parametrize("adjoint", ["backprop", "pcr", "autodiff"])
 @pytest.mark.parametrize("halve", [half, lambda z: 0.5 * z])
 def test_gradients_of_a_readout_need_no_adjoint_states(adjoint, halve):

@@ -122,16 +122,6 @@ def test_extra_arguments_and_traced_rates_reach_the_optimizer():
     assert_same(jax.jit(step)(jnp.float32(0.5), tree(0)), jax.tree.map(lambda x: -x / 2, tree(0)))
 
 
-def test_inside_shard_map():
-    def step(params):
-        optimizer = pack(optax.sgd(0.5))
-        return optimizer.update(params, optimizer.init(params), params)[0]
-
-    specs = jax.sharding.PartitionSpec()
-    sharded = jax.shard_map(step, mesh=jax.make_mesh((2,), ("x",)), in_specs=specs, out_specs=specs)
-    assert_same(jax.jit(sharded)(tree(0)), jax.tree.map(lambda x: -x / 2, tree(0)))
-
-
 SEPARATELY = {
     "adamw, mask by leaf": lambda: optax.adamw(1e-2, mask=by_ndim),
     "centralize": optax.centralize,

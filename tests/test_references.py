@@ -73,16 +73,6 @@ def test_they_are_read_and_written_as_by_lax_scan(step, options):
     assert_agree(called(partial(by_solve, **options), step), states)
 
 
-@pytest.mark.parametrize("step", [writing, in_a_call])
-def test_a_reference_that_an_argument_of_a_compiled_function_is(step):
-    def run(scan):
-        ref = jax.new_ref(jnp.array(0.5))
-        last, _ = jax.jit(lambda ref: scan(partial(step, ref), Z0, XS))(ref)
-        return last, ref[...]
-
-    assert_agree(run(deeppcr.scan), run(jax.lax.scan))
-
-
 def test_derivatives():
     def value(scan, z, xs):
         ref = jax.new_ref(jnp.array(0.5))
@@ -94,18 +84,6 @@ def test_derivatives():
         for scan in (deeppcr.scan, jax.lax.scan)
     )
     assert_agree(ours, theirs)
-
-
-def test_layers_that_write_one_reference():
-    def loop(ref):
-        z = Z0
-        for _ in range(4):
-            z, _ = writing(ref, z, XS[0])
-        return z
-
-    one, other = jax.new_ref(jnp.array(0.0)), jax.new_ref(jnp.array(0.0))
-    layers = [lambda z: writing(one, z, XS[0])[0]] * 4
-    assert_agree((deeppcr.forward(layers, Z0), one[...]), (loop(other), other[...]))
 
 
 @pytest.mark.parametrize("step", STEPS)

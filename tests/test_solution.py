@@ -21,15 +21,6 @@ CHAOS = Chain(lambda z, x: 3.9 * z * (1 - z), length=L)
 SHORT = {"max_iterations": 3, "linear": "sequential"}
 
 
-def test_nothing_is_measured_of_a_sequential_run():
-    printed = str(deeppcr.solve(CHAIN, Z0, method="sequential"))
-    assert printed.splitlines() == [
-        "sequential",
-        "result      converged",
-        f"trajectory  {L} states",
-    ]
-
-
 BY_FLAG = Chain(lambda z, x: (z[0] * 0.5, z[0] > 0), length=3)
 
 

@@ -37,7 +37,6 @@ def _(primals, tangents):
 
 
 AFFINE = {
-    "diagonal": lambda z, x: x[0] * z + (1 - x[0]) * x[1],
     "dense": lambda z, x: x[0] * (z @ MIXED) + x[1],
     "rotations": rotated,
     "a choice by the input": lambda z, x: jnp.where(x[0] > 0.5, z, x[1]),
@@ -45,16 +44,13 @@ AFFINE = {
     "solved for": lambda z, x: (
         jnp.linalg.solve(3 * jnp.eye(WIDTH) + x[0][:, None] * MIXED, z) + x[1]
     ),
-    "in a branch": lambda z, x: jax.lax.cond(x[0][0] > 0.5, lambda z: z, lambda z: x[1], z),
 }
 OTHERS = {
-    "tanh": lambda z, x: jnp.tanh(x[0] * z),
     "a product": lambda z, x: z * z[::-1],
     "a choice by the state": lambda z, x: jnp.where(z > 0, z, x[1]),
     "rounded": lambda z, x: 0.5 * z + jnp.floor(z),
     "a stopped derivative": lambda z, x: 0.5 * z + jax.lax.stop_gradient(z),
     "a derivative of one's own": lambda z, x: 0.1 * doubled(z) + x[1],
-    "divided by the state": lambda z, x: x[0] / z,
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr import BlockDiagonal, Chain, Clipped, Newton, Result, Scalar, TrustRegion
+from deeppcr import BlockDiagonal, Chain, Newton, Result, Scalar, TrustRegion
 from deeppcr.newton.damping import shrinkage
 from experiments.models.published import mala_chain
 from tests.problems import L, assert_agree, normal, solve, trajectory
@@ -75,23 +75,6 @@ def test_auto_is_plain_where_plain_iterations_do_well():
     plain, auto = (solve(CONTRACTING, z0, method=Newton(damping=d)) for d in (None, "auto"))
     assert auto.stats.iterations == plain.stats.iterations
     assert_agree(auto.trajectory, plain.trajectory, 0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"linearize": Clipped("dense", 1.0), "max_iterations": 200},
-        {"initial_guess": np.zeros(1000)},
-        {"window": 300},
-        {"acceleration": deeppcr.Anderson()},
-    ],
-    ids=lambda options: ", ".join(options),
-)
-def test_auto_with_other_options(options):
-    """Whether a trust region is tried or not, the answer is the sequential program's."""
-    z0 = np.array(0.1)
-    solution = solve(BISTABLE, z0, method=Newton(damping="auto", **options))
-    assert_agree(solution.trajectory, trajectory(BISTABLE, z0))
 
 
 def test_auto_loses_nothing_that_plain_iterations_solve():

@@ -11,7 +11,7 @@ import deeppcr
 from deeppcr import Chain, Coarse, Newton, Result
 from deeppcr.chain.chain import trace_carry, with_outputs
 from tests.newton.chain import CHAIN, Z0
-from tests.problems import L, assert_agree, normal, solve, trajectory, trips
+from tests.problems import L, assert_agree, normal, solve, trajectory
 
 
 def with_entry(states, value):
@@ -44,16 +44,6 @@ def test_any_guess_leads_to_the_answer(name):
     assert solution.result == Result.CONVERGED
     assert solution.stats.iterations <= L
     assert_agree(solution.trajectory, trajectory(CHAIN, Z0))
-
-
-def test_the_previous_solution_is_the_best_guess():
-    first = solve(CHAIN, Z0, method="newton")
-    again = solve_from(first.trajectory, None)
-    assert first.stats.iterations >= 3
-    assert again.stats.iterations <= trips(1)
-    assert_agree(again.trajectory, first.trajectory)
-    nearby = solve_from(first.trajectory, None, np.asarray(Z0) + 1e-6)
-    assert nearby.stats.iterations <= 3
 
 
 @pytest.mark.parametrize(

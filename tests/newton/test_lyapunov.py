@@ -12,7 +12,6 @@ from tests.problems import L, doubled_backwards, normal, solve, trajectory
 
 RECORD = Newton(record=True)
 MANY = normal(3, 100, 3)
-GAINS = np.broadcast_to(np.array([0.5, 2.0, 1.0])[:, None], (3, 2))
 
 
 def by_products(chain, z0):
@@ -46,12 +45,6 @@ def test_the_growth_rate(name):
     found = solve(chain, z0, method=RECORD).stats.growth_rate
     assert found.shape == ()
     np.testing.assert_allclose(found, by_products(same or chain, z0), rtol=accuracy)
-
-
-def test_the_worst_example_of_a_batch_of_chains_of_one_step():
-    chain = Chain(lambda z, x: GAINS * z + x, normal(3, 1, 3, 2))
-    found = solve(chain, np.ones((3, 2)), method=RECORD, batch_ndim=1).stats.growth_rate
-    np.testing.assert_allclose(found, np.log(2), rtol=1e-10)
 
 
 def test_residuals_by_iteration():

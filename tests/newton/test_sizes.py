@@ -46,9 +46,7 @@ def dying_out(z, x):
 
 
 CHAINS = {
-    "clock from 0": (beside_a_clock, (0.0, 1.0)),
     "clock from 1e4": (beside_a_clock, (1e4, 1.0)),
-    "clock from 1e7": (beside_a_clock, (1e7, 1.0)),
     "reads a clock": (read_from_a_clock, (1e4, 1.0)),
     "of any size": (of_any_size, ([1e-6, 1.0, 1e6], [1e-6, 1.0, 1e6])),
     "dying out": (dying_out, (1e6, 1.0)),

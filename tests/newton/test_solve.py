@@ -53,17 +53,6 @@ def test_chaos_is_finished_sequentially_and_gives_the_sequential_answer():
     assert_agree(states[1:], trajectory(CHAOS, z0))
 
 
-def test_return_gives_the_prefix_and_says_so():
-    solution = solve(CHAOS, jnp.array(0.4), method=Newton(on_failure="return", max_iterations=20))
-    prefix = int(solution.stats.prefix)
-    assert solution.result == Result.NOT_CONVERGED
-    assert not solution.converged
-    assert solution.stats.iterations == 20
-    assert solution.stats.residual > 16 * EPS
-    assert 5 <= prefix < 200
-    assert_agree(solution.trajectory[:prefix], trajectory(CHAOS, jnp.array(0.4))[:prefix], 1e-8)
-
-
 def test_raise_says_what_happened():
     newton = Newton(on_failure="raise", max_iterations=20)
     with pytest.raises(
@@ -144,13 +133,3 @@ def test_a_step_with_rounding_errors_of_its_own():
 
 
 # Lengths and shapes
-
-
-@pytest.mark.parametrize("method", ["newton", "sequential"])
-def test_a_chain_without_steps(method):
-    chain = deeppcr.Chain(CHAIN.step, (np.zeros(0), np.zeros((0, 3))))
-    solution = solve(chain, Z0, method=method)
-    assert_agree(solution.trajectory, np.zeros((0, 3)))
-    assert_agree(solution.value, Z0)
-    assert solution.converged
-    assert solution.stats.prefix == 0

@@ -17,8 +17,6 @@ from deeppcr.choose import choose_adjoint, choose_method
 from deeppcr.lower.variants import compiled_for
 from deeppcr.newton.convergence import USUAL
 from experiments.models import zoo
-from tests.planning.chains import elementwise
-from tests.problems import normal
 
 RESULTS = Path(__file__).parents[2] / "experiments/results"
 SHAPE = jax.ShapeDtypeStruct
@@ -199,13 +197,3 @@ def test_options_of_auto_go_to_what_is_chosen(options):
         found = auto.with_options(method)
         own = {field.name for field in dataclasses.fields(method)} & options.keys()
         assert {name: getattr(found, name) for name in own} == {n: options[n] for n in own}
-
-
-def test_the_reason_is_said():
-    found = choose_method(van_der_pol(1), "tpu")
-    assert str(found).startswith("rule for an H100: loop ")
-    chain = traced(lambda z, x: (elementwise(z, x), z), normal(0, 4), normal(1, 64, 4), 64)
-    assert (
-        str(choose_method(chain, "cpu"))
-        == "on a CPU no parallel forward pass is faster than the loop"
-    )

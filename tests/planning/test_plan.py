@@ -12,7 +12,6 @@ import deeppcr
 import depth
 from deeppcr import BlockDiagonal, Chain, Newton
 from deeppcr.lower.variants import compiled_for
-from deeppcr.planning.instance import instances_of
 from deeppcr.planning.report import COLUMNS, baseline
 from tests.planning.chains import CHAINS, L, elementwise, like
 from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle, solve, trajectory
@@ -130,12 +129,6 @@ def test_a_step_is_planned_as_scan_takes_it():
     assert alone["chain"].startswith("12 steps")
 
 
-def test_the_last_input_comes_first():
-    xs = np.arange(6.0)
-    _, (found,) = instances_of(lambda z, x: (z, z), jnp.ones(()), {"x": xs}, None, True, None)
-    np.testing.assert_array_equal(found.inputs["x"], xs[::-1])
-
-
 def layer(kind, weight):
     return jax.tree_util.Partial(kind, weight)
 
@@ -166,29 +159,6 @@ def test_layers_make_a_plan_for_every_chain():
     assert_agree(*jax.jit(lambda x: [ours(x), loop(x)])(x))
     flat = found_by(layers[:4], jnp.zeros((2, 3)), batch_ndim=0)
     assert flat["chain"] == "4 steps, a state of 6 entries"
-
-
-def test_the_initial_state_may_be_traced():
-    chain, z0 = CHAINS["elementwise"]
-    seen = []
-
-    def f(z, x):
-        seen.append(deeppcr.plan(Chain(elementwise, x), z, device="H200"))
-        return z
-
-    jax.make_jaxpr(f)(z0, chain.inputs)
-    assert str(seen[0]) == str(deeppcr.plan(chain, z0, device="H200"))
-
-
-@pytest.mark.parametrize(("dtype", "length"), [("bfloat16", 64), ("float32", 1)])
-def test_other_dtypes_and_short_chains(dtype, length):
-    chain, state = like(4, length, dtype)
-    found = deeppcr.plan(chain, state, device="H200")
-    z0 = jnp.ones(4, dtype)
-    solved = solve(chain, z0, method=found.method, adjoint=found.adjoint)
-    assert_agree(solved.trajectory, trajectory(chain, z0), 0.02 if dtype == "bfloat16" else 1e-5)
-    if length == 1:
-        assert isinstance(found.method, deeppcr.Sequential)
 
 
 # -- what it predicts -----------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import importlib
 
 import jax
-import numpy as np
 import pytest
 
 import deeppcr
@@ -96,17 +95,6 @@ def test_each_platform_has_its_own_adjoint(both):
 def test_on_this_machine_it_is_the_sequential_program(both):
     actual = jax.jit(gradient_after_sequential)(Z0, CHAIN.inputs)
     assert_agree(actual, jax.jit(sequential(gradient))(Z0, CHAIN.inputs))
-
-
-def test_transformations_of_both(both):
-    several = np.stack([Z0, 2 * Z0])
-
-    @jax.jit
-    def each(several, xs):
-        ways = gradient, sequential(gradient)
-        return [jax.vmap(jax.checkpoint(g), (0, None))(several, xs) for g in ways]
-
-    assert_agree(*each(several, CHAIN.inputs))
 
 
 def test_a_program_for_both_is_exported(both):

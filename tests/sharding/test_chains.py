@@ -52,7 +52,6 @@ def expected(batch, length, reverse):
 ALONG = ("chain",)
 CASES = {
     "by the method": ({"method": Newton(linear=BY)}, None, (), L),
-    "by the adjoint": ({"method": "sequential", "adjoint": BY}, None, (), L),
     "blocks, coarse": (
         {
             "method": Newton(BlockDiagonal(2), "cyclic_reduction", initial_guess=Coarse(every=3)),
@@ -97,7 +96,6 @@ CASES = {
         {"method": "newton", "batch_ndim": 1},
         *(mesh("explicit", **GRID), ALONG, L),
     ),
-    "a batch of uneven length": ({"method": Newton(linear=BY_GRID), "batch_ndim": 1}, None, (), 7),
     "examples alone": (
         {"method": "newton", "adjoint": "pcr", "batch_ndim": 1},
         *(mesh("explicit", data=4), (None,), L),
@@ -129,23 +127,6 @@ def test_without_jit():
     )
     assert_agree(found, expected(0, L, False))
     assert lies_along(found[1][1], "chain")
-
-
-def test_parameters_that_lie_along_the_other_axis():
-    """Tensor parallelism inside the step is jax's own, along an axis free of the chain."""
-    on, wide = mesh(**GRID), (normal(3, L, 4, 4, scale=0.4), normal(4, L, 4))
-
-    def differentiated(scan, z0, xs):
-        def loss(z0, xs):
-            return (scan(lambda z, x: (jnp.tanh(z @ x[0] + x[1][None]),) * 2, z0, xs)[1] ** 2).sum()
-
-        return jax.value_and_grad(loss, (0, 1))(z0, xs)
-
-    z0 = normal(5, EXAMPLES, 4)
-    xs = put(wide[0], "chain", None, "data", on=on), put(wide[1], "chain", "data", on=on)
-    scan = partial(deeppcr.scan, method=Newton(linear=BY_GRID), batch_ndim=1)
-    found = run(partial(differentiated, scan), put(z0, None, "data", on=on), xs)
-    assert_agree(found, run(partial(differentiated, jax.lax.scan), z0, wide))
 
 
 # -- transformations ------------------------------------------------------------------------------

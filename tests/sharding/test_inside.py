@@ -20,7 +20,6 @@ WEIGHT = normal(2, WIDTH, WIDTH, scale=0.4)
 METHODS = {
     "auto": "auto",
     "newton": "newton",
-    "picard": "picard",
     "window": Newton(window=5),
     "trust region": Newton(damping=deeppcr.TrustRegion()),
     "anderson": Newton(acceleration=deeppcr.Anderson()),

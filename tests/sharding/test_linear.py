@@ -78,18 +78,6 @@ def test_before_the_residual_judges_and_repairs_it(kind, reverse):
     close(lam, loop_transposed(blocks, b, reverse))
 
 
-@pytest.mark.parametrize(("reverse", "inside"), [(False, "auto"), (True, "auto"), (False, "pcr")])
-def test_the_first_block_is_never_looked_at(reverse, inside):
-    blocks, b = problem("matrices", 16, (), 2)
-    first = -1 if reverse else 0
-    spoilt = blocks.matrix.at[first].set(jnp.nan)
-    solver = Sharded(ALL, "chain", inside=inside)
-    close(
-        run(partial(solve, reverse=reverse, solver=solver), spoilt, b),
-        loop(blocks.matrix.at[first].set(0), b, reverse),
-    )
-
-
 def test_what_is_not_finite_harms_no_earlier_step():
     blocks, b = problem("matrices", 16, (), 2)
     found = run(solve, blocks.matrix.at[9, 0, 0].set(jnp.inf), b.at[12].set(jnp.nan))
