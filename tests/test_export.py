@@ -87,20 +87,6 @@ def test_solve(name):
     check(ours, theirs, *SHAPES[name])
 
 
-def test_forward():
-    layers = [lambda z, k=k: jnp.tanh(z @ WEIGHT + k) for k in (0.0, 0.5, 1.0, 1.5)]
-
-    def theirs(z):
-        for layer in layers:
-            z = layer(z)
-        return z
-
-    def both(forward):
-        return jax.value_and_grad(lambda z: ((y := forward(z)).sum(), y), has_aux=True)
-
-    check(both(partial(deeppcr.forward, layers)), both(theirs), (BATCH, 3))
-
-
 @pytest.mark.parametrize(
     "options",
     [{"method": "newton"}, {"method": Newton(), "batch_ndim": 1}, {"adjoint": "pcr"}],

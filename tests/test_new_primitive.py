@@ -94,15 +94,6 @@ def test_cut_first(entered):
     assert_agree(evaluated(step)(x), step(x))
 
 
-def test_small_products(entered):
-    inner = jax.jit(lambda x: thrice(thrice(x) @ SQUARE) + x)
-    x = normal(1, WIDTH)
-    written = evaluated(inner, write_out)
-    if jax.default_backend() == "cpu":
-        assert "dot_general" not in str(jax.make_jaxpr(written)(x))
-    assert_agree(written(x), inner(x))
-
-
 def test_columns(entered):
     def linear(v):
         return thrice(v) + thrice(v @ SQUARE)

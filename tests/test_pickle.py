@@ -41,13 +41,9 @@ METHODS = [
 MADE = {
     "plan": lambda: deeppcr.plan(Chain(step, XS), jnp.zeros(3)),
     "plan for another device": lambda: deeppcr.plan(Chain(step, XS), jnp.zeros(3), device="H200"),
-    "plan of layers": lambda: deeppcr.plan(LAYERS, jnp.ones(3)),
-    "candidate": lambda: make("plan").main.gradient[-1],
     "solution": lambda: deeppcr.solve(Chain(step, XS), jnp.zeros(3), method=Newton(record=True)),
-    "stats": lambda: make("solution").stats,
     "layers found": lambda: deeppcr.layers.describe(LAYERS, jnp.ones(3)),
     "packing": lambda: deeppcr.Packing.of({"w": XS}),
-    "packed": lambda: deeppcr.Packing.of({"w": XS}).pack({"w": XS}),
     "schedule": lambda: deeppcr.diffusion.Schedule("DDIMScheduler", (("num_train_timesteps", 10),)),
     "methods": lambda: METHODS,
 }

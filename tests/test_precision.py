@@ -16,7 +16,7 @@ import pytest
 from jax import lax
 
 import deeppcr
-from deeppcr import Adjoint, Anderson, Chain, Coarse, Newton, Result, TrustRegion
+from deeppcr import Adjoint, Anderson, Chain, Coarse, Newton, Result
 from deeppcr.lower.variants import compiled_for
 from tests.problems import normal
 
@@ -123,12 +123,8 @@ def test_products_inside_of_steps(inner):
 
 OPTIONS = {
     "auto": {"method": "newton"},
-    "picard": {"method": "picard", "adjoint": "prefix_scan"},
     "blocks": {"method": Newton(linearize=deeppcr.BlockDiagonal(2)), "adjoint": "pcr"},
-    "estimated": {"method": Newton(linearize=deeppcr.Diagonal(2)), "adjoint": "backprop"},
-    "windows": {"method": Newton(window=8, damping=TrustRegion(), record=True)},
     "accelerated": {"method": Newton(linearize="identity", acceleration=Anderson())},
-    "in chunks": {"method": Newton(linear="chunked")},
     "coarse": {"method": Newton(initial_guess=Coarse(every=4))},
     "segments": {"method": "newton", "adjoint": Adjoint(checkpoint=6)},
     "reverse": {"method": "newton", "adjoint": "cyclic_reduction", "reverse": True},

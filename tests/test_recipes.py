@@ -42,7 +42,6 @@ STATES = jax.device_put([np.full(WIDTH, 0.1 * (place + 1)) for place in range(3)
 DELAYS = {
     "linear": (linear, STATES, "sequential", "pcr"),
     "nonlinear": (nonlinear, [{"z": z, "energy": z.sum()} for z in STATES[:2]], "newton", "pcr"),
-    "one state": (one_state, STATES[:1], "auto", "auto"),
 }
 
 
@@ -83,11 +82,6 @@ def test_delays_agree_with_a_loop(name):
     )
     for each in found:
         assert_agree(each, expected)
-
-
-def test_no_steps_return_no_states():
-    step = delay(lambda states, x: states[0] + x, 1)
-    assert deeppcr.scan(step.emit, step.window(STATES[:1]), XS[:0, 0])[1].shape == (0, WIDTH)
 
 
 def counting(carry, x):

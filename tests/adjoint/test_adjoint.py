@@ -120,12 +120,6 @@ def test_no_tracer_leaks():
         jax.jit(partial(gradient, COMBINATIONS["newton, pcr"]))(*ARGUMENTS)
 
 
-def test_autodiff_is_lax_scan_itself():
-    scan = partial(deeppcr.scan, adjoint="autodiff")
-    ours, theirs = (str(jax.make_jaxpr(partial(run, s))(*ARGUMENTS)) for s in (scan, jax.lax.scan))
-    assert ours == theirs
-
-
 def test_auto_is_sequential_on_a_cpu_and_keeps_its_blocks_in_the_cache():
     def program(adjoint):
         def loss(w):

@@ -21,7 +21,6 @@ from experiments.bench import costs, engine, results, timing
 from experiments.bench.columns import BENCH
 from experiments.bench.engine import Case, Variant, bench, distance, measure
 from experiments.bench.programs import baselines
-from experiments.bench.summary import best, errors
 from experiments.bench.table import WIDTH, Row, layout, markdown, show
 from experiments.bench.timing import Build, Effort
 
@@ -128,16 +127,6 @@ def test_what_is_wrong_or_does_not_run_has_a_note_and_no_speedup() -> None:
     unknown = found["newton, unsolved"]  # nobody tells the trips of its loop
     assert not {"depth", "predicted ms", "log2", "depth speedup", "iterations"} & unknown.keys()
     assert unknown["speedup"] > 0
-
-
-def test_what_was_measured_is_summed_up() -> None:
-    (found,) = best(rows().values())
-    assert (found["L"], found["direction"]) == (LENGTH, "forward")
-    assert found["parallel"] in ("newton", "newton, unsolved")
-    assert found["speedup"] == pytest.approx(found["sequential ms"] / found["parallel ms"])
-    said = errors(rows().values())
-    assert said is not None
-    assert said["programs"] == sum("log2" in row for row in rows().values())
 
 
 def test_a_backward_pass_is_timed_alone() -> None:

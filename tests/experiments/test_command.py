@@ -1,9 +1,7 @@
 """The command lines: a run of cases, its progress and Ctrl-C, the list of all, the suite."""
 
-import io
 import math
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ from experiments import suite
 from experiments.bench import command, plots, progress, results
 from experiments.bench.command import parser
 from experiments.bench.plots import Figures, sheet
-from experiments.bench.progress import PROGRESS, Progress
+from experiments.bench.progress import Progress
 from experiments.bench.table import Row
 from tests.experiments.conftest import interrupted
 
@@ -127,20 +125,6 @@ def test_ctrl_c_on_a_real_run(tmp_path: Path) -> None:
     assert re.fullmatch(last, out.splitlines()[-1])
 
 
-def test_a_swallowed_ctrl_c_is_raised_again() -> None:
-    """Python swallows exceptions in callbacks and destructors."""
-
-    class Callback:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGINT)
-
-    with PROGRESS.interrupts():
-        Callback()
-        with pytest.raises(KeyboardInterrupt):
-            PROGRESS.say("going on")
-    PROGRESS.say("not once more")
-
-
 # -- progress
 
 
@@ -167,29 +151,6 @@ def test_progress_has_case_count_and_time_left(monkeypatch: pytest.MonkeyPatch) 
     assert [progress.clock(seconds) for seconds in (5, 130, 3700)] == ["0:05", "2:10", "1:01:40"]
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_has_one_line_and_a_log_has_many(
-    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stream, now = io.StringIO(), [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("TERM", "xterm")
-    shown = Progress()
-    with shown.shown():
-        shown.reset("preparing", 2)
-        for doing in ("compiling", "timing"):
-            now[0] += progress.LOG - 1
-            shown.say(doing)
-        shown.print("a table")
-        shown.print("another")
-    lines = ("importing jax", "case 1 of 2, compiling", "case 1 of 2, timing", "")
-    wanted = "".join(progress.ERASE + line for line in lines)
-    assert stream.getvalue() == (wanted if is_terminal else "case 1 of 2, timing\n")
-    assert capsys.readouterr().out == "a table\nanother\n"
-
-
 # -- python -m experiments
 
 
@@ -205,19 +166,6 @@ def test_alone_it_lists_every_experiment_with_its_question_and_its_duration() ->
     for name in listed.keys() - {"report", "suite"}:
         assert re.fullmatch(rf"  {name} +\d+ (min|h) +.*\?", listed[name])
     assert done.stderr == ""
-
-
-def test_a_missing_extra_is_named_and_a_missing_module_of_ours_is_a_bug(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "optax", None)  # as if it were not installed
-    line = ["compile_time", "--quick", "--parts", "training"]
-    said = r'^compile_time needs optax, .*: pip install "deeppcr\[experiments\]"$'
-    with pytest.raises(SystemExit, match=said):
-        program.main(line)
-    monkeypatch.setitem(sys.modules, "experiments.compile_time", None)
-    with pytest.raises(ModuleNotFoundError, match=r"experiments\.compile_time"):
-        program.main(line)
 
 
 # -- the suite

@@ -15,7 +15,7 @@ import pytest
 from deeppcr import Newton
 from experiments.diffusion import latent
 from experiments.diffusion import run as diffusion
-from experiments.diffusion.sampling import DRAWS, Reference, Setup, schedule_of, wasserstein
+from experiments.diffusion.sampling import DRAWS, Setup, schedule_of, wasserstein
 from experiments.models import training
 
 BRIEF = latent.Training(width=8, steps=2, coder_width=8, coder_steps=2, judge_steps=2)
@@ -80,37 +80,7 @@ def test_samples_that_are_shifted_are_as_far_as_the_shift() -> None:
             wasserstein(np.zeros(shape), np.zeros((5, 3)))
 
 
-def test_quality_of_samples_is_that_of_sets_if_there_are_enough() -> None:
-    images = np.random.default_rng(0).uniform(-1, 1, (40, 64)).astype(np.float32)
-    chances = np.tile([[0.6, 0.4], [0.2, 0.8], [0.9, 0.1], [0.3, 0.7]], (10, 1))
-    moved = np.roll(chances, 1, axis=0)
-    judge = lambda x: (chances if np.array_equal(x, images[: len(x)]) else moved)[: len(x)]  # noqa: E731
-    digits = np.arange(40) % 4 == 1
-    reference = Reference(images, images + 0.25, images - 0.5, digits, judge)
-    found = reference.quality(images)
-    assert set(found) == SAMPLES | SETS
-    assert found["W1 to sequential"] == 0
-    assert found["W1, other noise"] == pytest.approx(0.25)
-    assert found["W1 to data"] == pytest.approx(0.5)
-    assert (found["same class"], found["accuracy"]) == (1, 0.75)
-    assert found["confidence"] == pytest.approx(0.75)
-    assert reference.quality(images + 1)["same class"] == 0
-    few = dataclasses.replace(reference, sequential=images[:4])
-    assert set(few.quality(images[:4])) == SAMPLES
-    assert reference.quality(images[:0]) == reference.quality(np.full_like(images, np.nan)) == {}
-
-
 # -- training and its cache
-
-
-def test_latents_are_scaled_and_pixel_space_has_no_coder(generator: latent.Generator) -> None:
-    images = jnp.asarray(latent.data.pixels()[0])
-    z = generator.encode(images)
-    np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-4)
-    np.testing.assert_allclose(z.std(axis=0), 1, atol=1e-4)
-    assert generator.decode(z).shape == images.shape
-    pixels = latent.Generator(64, {}, None)
-    np.testing.assert_array_equal(pixels.decode(pixels.encode(images)), images)
 
 
 def test_what_was_trained_is_read_again_and_remade_if_damaged(

@@ -131,17 +131,6 @@ def test_pictures_keep_the_rules_and_are_stored(name: str) -> None:
     assert all((path.parent / each).read_bytes().startswith(b"\x89PNG") for each in found)
 
 
-def test_the_first_picture_is_written_to_the_path_and_others_beside_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(plots.STYLE, "savefig.dpi", 30)
-    copy = tmp_path / "kernels.jsonl"
-    copy.write_bytes(STORED["kernels"].read_bytes())
-    plots.main([str(copy)])
-    names = ["kernels.png", "kernels_cycles.png"]
-    assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in names]
-
-
 def test_without_rows_there_are_no_pictures() -> None:
     for name in STORED:
         assert plots.drawer(name)([]) == {}

@@ -64,12 +64,6 @@ def test_published_iterations_come_back(name: str) -> None:
     assert (row["pass"], row["ended"]) == ("yes", "converged"), row
 
 
-def test_the_demo_of_deer_is_the_published_one() -> None:
-    states = chains.states(published.deer_demo())
-    found = states.min(), states.max()
-    np.testing.assert_allclose(found, (-9.216077e-01, 7.263898e-01), rtol=3e-7)
-
-
 def counting(length: int) -> chains.Model:
     """``z + x``: a Picard iteration makes all states of a window right at once."""
     inputs = jnp.arange(length, dtype=jnp.float32)[:, None]
@@ -145,15 +139,3 @@ def test_the_tasks() -> None:
     assert np.flatnonzero(pixels.weights(0.0)).tolist() == [63]
     counted = [np.count_nonzero(bits.weights(done)) for done in (0.0, 0.3, 1.0)]
     assert counted == [4, 28, 64]
-
-
-def test_digits_are_split_scaled_and_always_the_same() -> None:
-    split = data.digits()
-    assert len(split.train_x) + len(split.test_x) == 1797
-    assert split.train_x.dtype == split.test_x.dtype == np.float32
-    assert split.train_y.dtype == split.test_y.dtype == np.int32
-    np.testing.assert_allclose(split.train_x.mean(axis=0), 0, atol=1e-6)
-    assert set(np.round(split.train_x.std(axis=0), 4)) == {0.0, 1.0}
-    np.testing.assert_array_equal(split.train_x, data.digits().train_x)
-    chosen = data.batches(10, 4, 5, seed=1)  # each epoch once
-    assert sorted(chosen[:2].ravel()) == sorted(chosen[2:].ravel()) == list(range(10))

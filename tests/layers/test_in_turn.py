@@ -100,14 +100,15 @@ def an_attribute_of_a_class():
     return between(lambda x: x * Settings.scale, write, lambda: Settings.scale)
 
 
-@odd
-def an_attribute_of_a_function():
-    def layer(x):
-        layer.calls += 1
-        return x * layer.calls
+def counts_itself(x):
+    counts_itself.calls += 1
+    return x * counts_itself.calls
 
-    layer.calls = 0
-    return [layer] * 4, lambda: layer.calls
+
+@odd
+def an_attribute_of_a_global_function():
+    counts_itself.calls = 0
+    return [counts_itself] * 4, lambda: counts_itself.calls
 
 
 class Counts:

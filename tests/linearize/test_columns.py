@@ -18,11 +18,8 @@ SCALE = normal(5, WIDTH)
 PLAIN = {
     "left": lambda v: v @ M,
     "right": lambda v: N @ v,
-    "and added": lambda v: v + jnp.cos(0.3) * (v @ SQUARE),
     "scaled before": lambda v: (SCALE * v) @ M,
-    "cut": lambda v: jnp.concatenate([v[:2] @ PART, v[1:3] @ PART, v[2:] @ PART]),
     "turned and thinned": lambda v: jnp.concatenate([v[::-1] @ M, v[::2] @ PART, v[1:1] @ M[:0]]),
-    "a row": lambda v: (v[None] @ M)[0],
     "examples of weights": lambda v: jnp.einsum(
         "bi,bij->bj", jnp.broadcast_to(v, (BATCH, WIDTH)), normal(6, BATCH, WIDTH, OUT)
     ),
@@ -31,8 +28,6 @@ PLAIN = {
     ),
     "in a function": lambda v: jax.jit(lambda v: v @ M)(v),
     "nothing": lambda v: jnp.zeros(OUT) + 0 * v[0],
-    "constant zero": lambda v: jnp.zeros(OUT),
-    "narrow": lambda v: (v.astype(np.float32) @ M.astype(np.float32)).astype(np.float64),
 }
 
 

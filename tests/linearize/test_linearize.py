@@ -27,7 +27,6 @@ LINEARIZATIONS = {
     "exact diagonal": Diagonal(probes=0),
     "4 probes": Diagonal(probes=4),
     "2 x 2": BlockDiagonal(2),
-    "3 x 3": BlockDiagonal(3),
     "identity": "identity",
     "scalars": Scalar(jnp.linspace(0.0, 1.0, L)),
     "of input": Scalar(of_input=half),
@@ -43,9 +42,7 @@ CHAIN = Chain(lambda z, x: jnp.tanh(z @ WEIGHT.astype(z.dtype) + jnp.broadcast_t
 @pytest.mark.parametrize(
     ("problem", "name"),
     [
-        ("mlp of a grid", "diagonal"),
         ("lstm", "2 x 2"),
-        ("odd", "3 x 3"),
         ("batch norm", "identity"),
         ("custom vjp", "exact diagonal"),
     ],

@@ -5,7 +5,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen, nnx
 
@@ -144,34 +143,6 @@ def test_the_blocks_are_those_of_one_sequence(monkeypatch):
     deeppcr.nn.RNN(cell_of("LSTMCell"))(XS)
     deeppcr.nn.RNN(Counted())(XS)
     assert seen == [1, 0]
-
-
-def test_both_directions_trained_in_a_model():
-    def model(layer):
-        class Model(nnx.Module):
-            def __init__(self):
-                one, other = layer(cell_of("GRUCell")), layer(cell_of("GRUCell", 1))
-                self.both = nnx.Bidirectional(one, other)
-                self.second = layer(nnx.SimpleCell(2 * UNITS, UNITS, rngs=nnx.Rngs(2)))
-
-            def __call__(self, xs):
-                return self.second(self.both(xs, seq_lengths=LENGTHS))
-
-        return Model()
-
-    @nnx.jit
-    def update(model, optimizer):
-        loss, gradients = nnx.value_and_grad(lambda model: (model(XS) ** 2).mean())(model)
-        optimizer.update(model, gradients)
-        return loss
-
-    losses = []
-    for layer in (nnx.RNN, deeppcr.nn.RNN):
-        trained = model(layer)
-        optimizer = nnx.Optimizer(trained, optax.sgd(0.5), wrt=nnx.Param)
-        losses.append([update(trained, optimizer) for _ in range(3)])
-        assert losses[-1][2] < losses[-1][0]
-    same(losses[1], losses[0])
 
 
 def test_linen():
