@@ -61,11 +61,6 @@ def test_what_a_page_says_is_printed(comment, is_right):
             run(page, "page.md")
 
 
-def test_what_is_printed_takes_the_place_of_dots():
-    page = 'Say:\n\n```python\nprint("one\\n\\ntwo")\n# o...\n#\n# ...\n```\n# ...\n'
-    assert run(page, "page.md") == page.replace("# o...\n#\n# ...", "# one\n#\n# two")
-
-
 def test_the_readme_is_read_in_one_sitting():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 180
@@ -227,17 +222,6 @@ def test_a_marker_that_names_nothing_is_an_error():
         macros().pictures(["fun"])
 
 
-def test_pictures_say_where_they_are(tmp_path, monkeypatch):
-    for name in ("a/mlp", "a/mlp_times", "b/mlp"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.png").write_bytes(b"")
-    monkeypatch.setattr(macros(), "RESULTS", tmp_path)
-    found = macros().pictures(["mlp", "mlp_times"], "experiments/layers/")
-    place = "../../experiments/results/{}.png"
-    found = re.findall(r'src="([^"]*)"', found)
-    assert found == [place.format(name) for name in ("a/mlp", "a/mlp_times", "b/mlp")]
-
-
 def toy(monkeypatch, experiment, rows):
     """The only results there are."""
     head = {"processor": "Toy", "cores": 1, "jax": "0.10.2", "time": "2026-01-02T03"}
@@ -259,35 +243,7 @@ def test_a_table_of_the_site_is_made_of_rows(monkeypatch):
     assert macros().table("diffusion_rounding") == "*Not measured yet.*"
 
 
-def test_counts_of_a_sampler_are_listed_by_its_number_of_steps(monkeypatch):
-    row = {"part": "iterations", "scheduler": "Heun", "program": "dense", "ended": "converged"}
-    row |= {"tolerance": "rounding"}
-    rows = [
-        row | {"L": 1000, "iterations": 6},
-        row | {"L": 50, "iterations": 5},
-        row | {"L": 50, "iterations": 2, "tolerance": "1e-3"},
-        row | {"L": 50, "iterations": 312, "program": "diagonal", "ended": "not converged"},
-        row | {"L": 1000, "program": "diagonal", "note": "not run"},
-    ]
-    toy(monkeypatch, "diffusion", rows)
-    assert macros().table("diffusion_rounding").splitlines()[2:5] == [
-        "| scheduler | dense, 50 / 1000 steps | diagonal, 50 / 1000 steps |",
-        "|---|---|---|",
-        "| Heun | 5 / 6 | over 312 / - |",
-    ]
-
-
 # -- the site as mkdocs makes it
-
-
-def test_a_link_to_the_repository_appears_once_it_is_known(monkeypatch):
-    pytest.importorskip("mkdocs_macros", reason=SITE)
-    from mkdocs.config import load_config
-
-    monkeypatch.delenv("DEEPPCR_REPOSITORY", raising=False)
-    assert not load_config(str(ROOT / "mkdocs.yml")).repo_url
-    monkeypatch.setenv("DEEPPCR_REPOSITORY", "https://git.example.org/toy")
-    assert load_config(str(ROOT / "mkdocs.yml")).repo_url == "https://git.example.org/toy"
 
 
 TOY = '''

@@ -70,10 +70,8 @@ def divide(x, y):
     ("custom-jvp", own_jvp, (f(8),), 3, "the function: 3"),
     ("custom-jvp-used", lambda x: jax.jvp(own_jvp, (x,), (x,)), (f(8),), (3, 7)),
     ("custom-vjp-used", jax.grad(own_vjp), (f(),), 2, "forward cos 1, backward mul 1"),
-    ("silu", jax.nn.silu, (f(8),), 2, "logistic 1 + mul 1"),
     ("linear-solve-late", lambda x: linear_solve(sines(x, 3)), (f(8),), 5, "3 + mul 1 + div 1"),
     ("root", root, (f(8),), 3, "solve alone: mul 1, sub 1, sub 1"),
-    ("composite", lax.composite(lambda x: sines(x, 2), name="my.sines"), (f(8),), 2),
     ("custom-vmap", own_vmap, (f(8),), 2, "the function: 2"),
     ("custom-vmap-used", jax.vmap(own_vmap), (f(8),), 5, "the rule: 5"),
     ("linear-call-late", lambda x, y: divide(sines(x, 3), y), (f(8), f(8)), 4, "3 + div 1"),
@@ -153,20 +151,6 @@ def written_by_a_call(x):
     return ref[...]
 
 
-def exchanged(x, y):
-    one, other = jax.new_ref(x), jax.new_ref(y)
-
-    @jax.jit
-    def exchange():
-        kept = one[...]
-        one[...] = other[...]
-        other[...] = jnp.sin(kept)
-
-    for _ in range(3):
-        exchange()
-    return one[...], other[...]
-
-
 def read_in_a_branch(x):
     ref = jax.new_ref(sines(x, 4))
     return lax.cond(x[0] > 0, lambda: ref[...], lambda: jnp.sin(ref[...]))
@@ -183,7 +167,6 @@ def swapped(x, y):
     ("order", read_before_and_after, (f(8),), (0, 3), "read before: 0; then sin sin 2, add 1"),
     ("add", added_to, (f(8), f(8)), 3, "2 + add 1"),
     ("in-a-call", written_by_a_call, (f(8),), 4),
-    ("exchanged", exchanged, (f(8), f(8)), (1, 2)),
     ("in-a-branch", read_in_a_branch, (f(8),), 5, "4 + sin 1; the index is ready at 2"),
     ("swap", swapped, (f(8), f(8)), (0, 3), "what comes out was there before: 0; what went in: 3"),
 )

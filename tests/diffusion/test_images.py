@@ -91,15 +91,6 @@ def test_low_precision_and_a_mask_for_each_sample():
     assert (found[0] != image[0]).any()
 
 
-def test_start_counts_the_steps_that_are_left_out():
-    """Each step of a scheduler that remembers nothing is a step of the whole sampler."""
-    table, tail = (SCHEDULES["ddpm"].table(STEPS, start) for start in (0, START))
-    assert tail.steps == STEPS - START
-    expected = jax.tree.map(lambda x: x[START:], table.inputs(jnp.float64))
-    assert_agree(tail.inputs(jnp.float64), expected, 0)
-    assert SCHEDULES["heun"].table(STEPS, START).steps == 2 * (STEPS - START) - 1
-
-
 OF = SCHEDULES["ddim"]
 
 

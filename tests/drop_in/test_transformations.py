@@ -11,7 +11,6 @@ from tests.drop_in.kinds import (
     INIT,
     LENGTH,
     METHODS,
-    SCANS,
     WEIGHT,
     XS,
     assert_same,
@@ -63,32 +62,6 @@ def test_vmap_of_unusual_steps(scan):
 
 
 # Loops inside and around
-
-
-def test_a_scan_in_a_scan():
-    def nested(inner, outer, z, xs):
-        def row(c, x):
-            z, count = c
-            z, ys = inner(lambda z, _: (jnp.tanh(WEIGHT @ z + x), z), z, None, 2)
-            return (z, count + 1), ys
-
-        (z, count), ys = outer(row, (z, 0), xs, reverse=True)
-        return z.sum() * count + (ys**2).sum()
-
-    auto, newton, lax = deeppcr.scan, SCANS["newton"], jax.lax.scan
-    # Without a fallback, of which there would be one in each of the outer program's.
-    inside = partial(deeppcr.scan, method=deeppcr.Newton(on_failure="return"))
-
-    @jax.jit
-    def run(z, xs):
-        found, right = (
-            jax.value_and_grad(partial(nested, scan, scan))(z, xs) for scan in (auto, lax)
-        )
-        return found, right, nested(inside, newton, z, xs)
-
-    found, right, by_newton = run(INIT, XS[:3])
-    assert_same(found, right)
-    assert_same(by_newton, right[0])
 
 
 # Options

@@ -1,6 +1,5 @@
 """The command lines: a run of cases, its progress and Ctrl-C, the list of all, the suite."""
 
-import math
 import re
 import subprocess
 import sys
@@ -12,10 +11,9 @@ import pytest
 
 from experiments import __main__ as program
 from experiments import suite
-from experiments.bench import command, plots, progress, results
+from experiments.bench import command, results
 from experiments.bench.command import parser
 from experiments.bench.plots import Figures, sheet
-from experiments.bench.progress import Progress
 from experiments.bench.table import Row
 from tests.experiments.conftest import interrupted
 
@@ -54,16 +52,6 @@ def test_a_run_prints_tables_and_their_legend_and_leaves_rows_and_a_picture(
     assert printed.err == ""
     (environment,), rows = results.read(folder / "toy.jsonl")
     assert (environment["complete"], rows) == (True, [*first, *both, *second, *both])
-
-
-def test_a_run_that_is_not_kept_or_cannot_draw(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _: None)
-    options = parser("toy", None).parse_args([])
-    command.run(options, [lambda: iter([{"L": 1}])], {}, pictures=pytest.fail)
-    assert [path.name for path in command.SCRATCH.iterdir()] == ["toy.jsonl"]
-    assert "no figure: matplotlib is not installed" in capsys.readouterr().out
 
 
 def test_what_is_stopped_leaves_its_rows_and_their_table(
@@ -126,29 +114,6 @@ def test_ctrl_c_on_a_real_run(tmp_path: Path) -> None:
 
 
 # -- progress
-
-
-def test_progress_has_case_count_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    shown = Progress()
-    assert shown.line() == "importing jax"
-    shown.reset("preparing", 8)
-    shown.case(2)
-    now[0] = 45.0
-    shown.say("compiling newton / blocks", 0.25)
-    assert shown.line() == "case 3 of 8, compiling newton / blocks, 1:55 left"
-    assert list(shown.steps("training", "ab", 2)) == ["a", "b"]  # not all that is soon is said
-    assert shown.line() == "case 3 of 8, training, step 1 of 2, 2:15 left"
-    shown.reset("preparing", 8, seconds=60.0)
-    assert shown.line() == "case 1 of 8, preparing, 1:00 left"
-    assert shown.share() == 60 / 8
-    now[0] += 20.0
-    shown.case(3)
-    assert shown.share() == 40 / 5
-    shown.reset("preparing", 8)
-    assert shown.share() == math.inf
-    assert [progress.clock(seconds) for seconds in (5, 130, 3700)] == ["0:05", "2:10", "1:01:40"]
 
 
 # -- python -m experiments

@@ -1,7 +1,5 @@
 """`stack`: a pytree of stacked layers, to train with."""
 
-import copy
-import pickle
 from functools import partial
 
 import jax
@@ -134,17 +132,6 @@ def test_shared_arrays_are_kept_once():
         (len(WEIGHTS), 3, 3),
     ]
     assert_agree(loop(deeppcr.unstack(deeppcr.stack(mixed)), X), loop(mixed, X))
-
-
-def test_copies_and_pickles():
-    stack = deeppcr.stack(denses(N))
-    for other in (copy.copy(stack), copy.deepcopy(stack), pickle.loads(pickle.dumps(stack))):
-        assert_agree(other, stack)
-        assert_agree(other(X), stack(X))
-    assert_agree(
-        copy.deepcopy(deeppcr.stack([closure(w) for w in WEIGHTS]))(X),
-        loop([closure(w) for w in WEIGHTS], X),
-    )
 
 
 @pytest.mark.parametrize(

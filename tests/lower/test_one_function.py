@@ -53,14 +53,8 @@ def convolve(z, filters, *sizes, **options):
 
 STEPS = {
     "a product of matrices": lambda z, x: jnp.tanh(z @ W + x),
-    "a short one": lambda z, x: jnp.tanh(z[:, :3] @ W[:3] + x),
     "one of each example": lambda z, x: jnp.tanh(
         jnp.einsum("bi,bij->bj", z, x[:, :, None] * W[None])
-    ),
-    "the state is ignored": lambda z, x: jnp.tanh(x @ W) + 0 * z,
-    "a choice that is known": lambda z, x: jnp.where(True, 0.5 * z, x) + 1,
-    "constants": lambda z, x: jnp.tanh(
-        z @ (0.5 * jnp.eye(N)) + jnp.arange(N, dtype=x.dtype)[None] * 0.1 + x
     ),
     "reductions": lambda z, x: z / (1 + jnp.abs(z).max(1, keepdims=True)) + x.min() + z.mean(),
     "moves": lambda z, x: jnp.roll(jnp.concatenate([z[:, 1:], x[:, :1]], 1)[:, ::-1], 1, 0) * 0.5,

@@ -98,17 +98,6 @@ def test_guided_latents_are_those_of_diffusers():
     np.testing.assert_allclose(found.value, known["sampled"], rtol=0, atol=1e-5 * scale)
 
 
-def test_a_program_has_its_block_once():
-    def program(layers):
-        fields = {"num_attention_heads": 1, "attention_head_dim": 4, "num_layers": layers}
-        graph, weights = nnx.split(build({"_class_name": "DiTTransformer2DModel", **fields}))
-        x, t = jax.ShapeDtypeStruct((2, 4, 8, 8), "float32"), jax.ShapeDtypeStruct((), int)
-        call = lambda weights, x, t: nnx.merge(graph, weights)(x, t, t)  # noqa: E731
-        return equations(jax.make_jaxpr(call)(weights, x, t).jaxpr)
-
-    assert len(program(2)) == len(program(5))
-
-
 @pytest.mark.parametrize("config", PUBLISHED.values(), ids=PUBLISHED)
 def test_published_configurations_are_read(config):
     assert NETWORKS[config["_class_name"]][1] is type(build(config))
@@ -116,13 +105,9 @@ def test_published_configurations_are_read(config):
 
 BAD = [
     ("plain", "_class_name", "PixArtTransformer2DModel", "sample takes any JAX function"),
-    ("plain", "cross_attention_dim", 8, "not a field of UNet2DModel"),
     ("plain", "in_channels", "one", "an integer >= 1"),
     ("plain", "down_block_types", ["DownBlock2D", "SkipDownBlock2D"], "ResnetDownsampleBlock2D"),
-    ("plain", "block_out_channels", [4, 8.5], "integers >= 1"),
     ("plain", "time_embedding_type", "learned", "'fourier'"),
-    ("plain", "norm_eps", True, "a number"),
-    ("text", "encoder_hid_dim", 8, "None"),
     ("text", "attention_head_dim", [2, "2"], "one for each of block_out_channels"),
     ("dit", "norm_type", "ada_norm_single", "'ada_norm_zero'"),
 ]
@@ -144,10 +129,6 @@ def folder(tmp_path):
 
 SPOILED = {
     "lacks": (lambda weights: weights.pop("conv_in.bias"), r"lacks \['conv_in.bias'\] \(1 in all"),
-    "more": (
-        lambda weights: weights.update(scale=np.zeros(3, np.float32)),
-        r"also has \['scale'\]",
-    ),
     "shape": (
         lambda weights: weights.update({"conv_in.weight": np.zeros((4, 2, 3, 3), np.float32)}),
         r"conv_in\.weight has shape \[4, 2, 3, 3\], expected \[4, 1, 3, 3\]",
@@ -178,10 +159,8 @@ CALLS = [
     ("plain", (X.astype(int), T), TypeError, "x has dtype int64, expected a float"),
     ("plain", (X[:, :, 1:], T), ValueError, r"x has shape \[2, 1, 7, 8\], expected .* of 2"),
     ("plain", (X, jnp.arange(3)), ValueError, r"t has shape \[3\], expected a scalar or \[2\]"),
-    ("plain", (X, T, T), TypeError, "labels are given, expected None"),
     ("classes", (X, T), TypeError, "labels is None, expected a number for each image"),
     ("text", (X, T, jnp.ones((2, 3, 12), jnp.float32)), TypeError, "pooled is None .* arrays"),
-    ("dit", (X, T), TypeError, "labels is None"),
 ]
 
 

@@ -1,7 +1,6 @@
 """Networks beside diffusers' own, with the same random weights; and its pipelines, end to end."""
 
 import inspect
-from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -18,14 +17,12 @@ import diffusers
 import torch
 from diffusers.pipelines.ddim import pipeline_ddim
 from diffusers.pipelines.ddpm import pipeline_ddpm
-from diffusers.pipelines.dit import pipeline_dit
 from diffusers.schedulers import scheduling_ddpm
-from safetensors.torch import load_file, save_file
 
-from deeppcr.diffusion import Schedule, guided, sample
+from deeppcr.diffusion import Schedule, sample
 from deeppcr.diffusion.sampler import step_noise
 from experiments.networks import load_model
-from experiments.networks.load import NETWORKS, OLD_NAMES, WEIGHTS, build, stored
+from experiments.networks.load import NETWORKS, build, stored
 from experiments.networks.unet import ACTIVATIONS
 from tests.networks.published import PUBLISHED
 from tests.networks.test_networks import quick
@@ -107,26 +104,6 @@ def test_files_of_other_dtypes_in_the_folder_of_a_pipeline(dtype, tmp_path):
     assert_same_weights(load_model(tmp_path), model)
 
 
-@pytest.mark.parametrize("name", ["unet", "dit"])
-def test_shards(name, tmp_path):
-    model = theirs(name, {})
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    assert_same_weights(load_model(tmp_path), model)
-
-
-def test_old_names_of_weights(tmp_path):
-    model = theirs("unet", {})
-    model.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / WEIGHTS)
-    for old, new in OLD_NAMES.items():
-        weights = {name.replace(f".{new}.", f".{old}."): weight for name, weight in weights.items()}
-    assert any(".proj_attn." in name for name in weights)
-    save_file(weights, tmp_path / WEIGHTS, metadata={"format": "pt"})
-    assert_same_weights(load_model(tmp_path), diffusers.UNet2DModel.from_pretrained(tmp_path))
-    assert_same_weights(load_model(tmp_path), model)
-
-
 @pytest.mark.parametrize("config", PUBLISHED.values(), ids=PUBLISHED)
 def test_weights_of_published_networks_have_their_names_and_shapes(config):
     name = config["_class_name"]
@@ -174,42 +151,3 @@ def test_images_are_those_of_the_pipeline(name, method, tmp_path):
     np.testing.assert_allclose(jnp.clip(found.value, -1, 1), expected, rtol=0, atol=1e-4)
     assert np.abs(found.value).max() > 0.5  # images that are not grey
     assert 0 < found.stats.iterations <= STEPS
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "out_channels", "scale", "method"),
-    [
-        ("DDIMScheduler", {"clip_sample": False}, 8, SCALE, "newton"),
-        ("DDIMScheduler", {"clip_sample": False}, 4, 1.0, "sequential"),
-        ("DPMSolverMultistepScheduler", {}, 4, SCALE, "picard"),
-    ],
-)
-def test_latents_are_those_of_the_pipeline(name, options, out_channels, scale, method, tmp_path):
-    """A variance that the pipeline leaves out is left out here."""
-    pipeline = diffusers.DiTPipeline(
-        transformer=theirs("dit", {"sample_size": 4, "out_channels": out_channels}),
-        vae=diffusers.AutoencoderKL(block_out_channels=(4,), norm_num_groups=2),
-        scheduler=getattr(diffusers, name)(**options),
-    )
-    pipeline.save_pretrained(tmp_path)
-    pipeline.set_progress_bar_config(disable=True)
-    noise, chosen, latents = given(pipeline.transformer)[0], [1, 207, 999], []
-
-    def decode(scaled):
-        latents.append(scaled * pipeline.vae.config.scaling_factor)
-        return SimpleNamespace(sample=scaled[:, :3])
-
-    with (
-        mock.patch.object(pipeline_dit, "randn_tensor", in_turn(noise)),
-        mock.patch.object(pipeline.vae, "decode", decode),
-    ):
-        pipeline(chosen, guidance_scale=scale, num_inference_steps=STEPS, output_type="np")
-    dit, schedule = load_model(tmp_path), Schedule.from_config(tmp_path)
-    labels = jnp.array(chosen)
-    args = (labels,) if scale == 1 else (labels, jnp.full_like(labels, dit.null_label))
-    model = dit if scale == 1 else guided(dit, scale)
-    found = quick(lambda x: sample(model, schedule, x, steps=STEPS, args=args, method=method))(
-        noise
-    )
-    assert_close(found.value, latents[0].numpy())
-    assert found.converged

@@ -77,20 +77,6 @@ def test_a_batch_whose_examples_mix():
     assert "not exact" in found["linearize"]
 
 
-def test_what_is_left_to_jax():
-    def shows(z, x):
-        jax.debug.print("{}", x[0])
-        return z + x
-
-    clipped = jax.custom_vjp(lambda z: z)
-    clipped.defvjp(lambda z: (z, None), lambda _, g: (jnp.clip(g, -1, 1),))
-    said = found_by(Chain(shows, XS), Z0, iterations=3)
-    assert said["because"].startswith("runs as jax.lax.scan, since the step has side effects")
-    found = deeppcr.plan(Chain(lambda z, x: clipped(z) + x, XS), SHAPE, device="H200").main
-    assert "jax.custom_vjp" in found.found["note"]
-    assert {one.name.partition(" / ")[2] for one in found.gradient} == {"autodiff"}
-
-
 def test_a_sequential_plan_says_no_more_of_newtons_method_than_that_it_is_not_tried():
     plan = str(deeppcr.plan(DENSE, SHAPE))
     (line,) = (line for line in plan.splitlines() if "newton" in line.lower())
