@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
 
 import depth
 
@@ -36,48 +35,6 @@ def sines(x: Any, count: int) -> Any:
     for _ in range(count):
         x = jnp.sin(x)
     return x
-
-
-def network(weights: Any, x: Any) -> Any:
-    """Layers with relu, the last one without: 1 + log2(1), max; 1 + 3, max; 1 + 3."""
-    for w in weights[:-1]:
-        x = jnp.maximum(x @ w, 0)
-    return x @ weights[-1]
-
-
-def residual(kernels: Any, x: Any) -> Any:
-    """Residual blocks of two convolutions: each 1 + 9, relu 1, the same, and an addition."""
-
-    def convolve(x: Any, kernel: Any) -> Any:
-        axes = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=axes)
-
-    def block(x: Any, kernels: Any) -> Any:
-        hidden = jax.nn.relu(convolve(x, kernels[0]))
-        return jax.nn.relu(x + convolve(hidden, kernels[1])), None
-
-    return jnp.mean(lax.scan(block, x, kernels)[0], axis=(1, 2))
-
-
-def recurrent(weights: Any, x: Any) -> Any:
-    """The mean square of a recurrence."""
-
-    def step(h: Any, x: Any) -> Any:
-        h = jnp.tanh(weights[0] @ h + weights[1] @ x)
-        return h, h
-
-    return jnp.mean(lax.scan(step, jnp.zeros_like(x[0]), x)[1] ** 2)
-
-
-# Classes of operations that cost alike.
-CLASSES = {"arithmetic", "transcendental", "reduction", "contraction", "cumulative", "move"}
-CLASSES |= {"product", "convolution", "expanded"}
-EXAMPLES = {
-    "network": (network, ([f(1, 8), f(8, 8), f(8, 1)], f(1))),
-    "attention": (jax.nn.dot_product_attention, (f(1, 128, 4, 16),) * 3),
-    "residual": (residual, (f(8, 2, 3, 3, 32, 32), f(8, 32, 32, 32))),
-    "gradient": (jax.grad(recurrent), ([f(64, 64), f(64, 64)], f(1000, 64))),
-}
 
 
 class Case(NamedTuple):

@@ -1,8 +1,5 @@
 """Costs add up, and repeat, to what `depth.analyze` reads of the whole; the printer of tables."""
 
-import copy
-import pickle
-
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -91,18 +88,6 @@ def test_what_is_not_known_of_either_is_not_known_of_the_sum():
 def test_only_costs_can_be_added():
     with pytest.raises(TypeError, match="unsupported operand"):
         analyzed("sines") + 3
-
-
-@pytest.mark.parametrize(
-    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=range(3)
-)
-def test_sums_can_be_pickled_and_go_on(again):
-    total = analyzed("sines") + analyzed("product").repeat(4)
-    other = again(again(total))
-    assert other == total
-    assert (str(other), repr(other)) == (str(total), repr(total))
-    assert (other + total).repeat(2) == (total + other).repeat(2)
-    assert other.repeat(3).seconds("H200") == total.repeat(3).seconds("H200")
 
 
 def test_traffic_of_loops_and_branches():

@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 
 import depth
-from depth.kernels import Choice, Loop, Program
-from tests.depth.cases import CLASSES, EXAMPLES, b, f, i, sines
+from depth.kernels import Choice
+from tests.depth.cases import b, f, i, sines
 
 
 def program(fn, *args, **options):
@@ -41,23 +41,6 @@ def part(program):
     ((inner, count),) = program.parts
     assert count == 1
     return inner
-
-
-def everything(program):
-    """All programs inside a program, with itself."""
-    found, waiting = {}, [program]
-    while waiting:
-        one = waiting.pop()
-        if one is None or one in found:
-            continue
-        found[one] = None
-        if isinstance(one, Loop):
-            waiting += [one.body, one.condition]
-        else:
-            waiting += (
-                one.programs if isinstance(one, Choice) else [inner for inner, _ in one.parts]
-            )
-    return [one for one in found if isinstance(one, Program)]
 
 
 def diamond(w, x):
@@ -165,17 +148,6 @@ def test_operations_by_class():
     assert dict(only(program(lambda x: x.T + x.T, W)).operations)["move"] >= 128
     assert dict(only(program(lax.cumsum, X)).operations) == {"cumulative": 8}
     assert dict(only(program(lax.sort, X)).operations) == {"cumulative": 24}  # 8 times ceil(log2 8)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_every_operation_has_a_class(name):
-    fn, args = EXAMPLES[name]
-    for one in everything(program(fn, *args)):
-        for kernel, count in one.kernels:
-            assert {kind for kind, _ in kernel.operations} <= set(CLASSES)
-            assert all(amount >= 0 for _, amount in kernel.operations)
-            assert min(count, kernel.pieces) >= 1
-            assert kernel.bytes >= 0
 
 
 # -- calls, loops, branches -----------------------------------------------------------------------

@@ -167,21 +167,9 @@ def in_branches(ref, x):
     return lax.cond(x[0] > 0, write, write)
 
 
-def in_branches_of_a_call(ref, x):
-    return jax.jit(lambda x: in_branches(ref, x))(x)
-
-
-def in_a_loop_of_a_loop(ref, x):
-    return lax.fori_loop(0, 2, lambda _, y: in_a_for_loop(ref, y), x)
-
-
 def put(ref, x):
     ref[...] = jnp.sin(x)
     return x
-
-
-def on_this_platform(ref, x):
-    return lax.platform_dependent(x, default=lambda x: put(ref, x), tpu=lambda x: put(ref, x))
 
 
 def in_a_shard_map(ref, x):
@@ -202,9 +190,6 @@ def in_a_shard_map(ref, x):
         (in_a_for_loop, (1, 1), "the last trip reads the sine of the one before"),
         (in_a_while_loop, (7, 7), "the last predicate: 2 * 3 + 1"),
         (in_branches, (2, 3), "after the index, gt 1, cast 2: sin 3"),
-        (in_branches_of_a_call, (2, 3), "the same, in a call"),
-        (in_a_loop_of_a_loop, (1, 1), "the last trip of the last loop reads a sine"),
-        (on_this_platform, (0, 1), "as it is lowered, it is a call: sin 1"),
         (in_a_shard_map, (0, 1), "on one device it is a call: sin 1"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

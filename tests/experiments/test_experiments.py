@@ -1,6 +1,5 @@
 """Every experiment runs from its command line to its files once, in small; and what it concludes."""
 
-import math
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -210,18 +209,6 @@ def test_all_programs_solve_the_same_recurrence() -> None:
     for name, run in {**case.baselines, **case.variants}.items():
         found = jax.jit(run)(*case.arguments[0])
         np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize("kind", zoo.KINDS)
-def test_every_kind_of_chain_runs_and_has_the_size_it_says(kind: str) -> None:
-    specimen = zoo.Specimen(kind, 4, 5, 2)
-    task = zoo.task(specimen)
-    states = jax.eval_shape(task.forward(jax.lax.scan), *task.arguments)
-    assert len(states) == 5
-    assert math.prod(states.shape[1:]) == 4 * 2
-    found = list(zoo.specimens(12))
-    assert [one.kind for one in found] == [*zoo.KINDS] * 2
-    assert found == list(zoo.specimens(12))
 
 
 def test_a_stack_of_convolutions_is_a_sum_over_neighbours_and_named_by_its_jacobians() -> None:

@@ -129,8 +129,3 @@ def test_pictures_keep_the_rules_and_are_stored(name: str) -> None:
     names = [path.name, *(f"{name}_{topic}.png" for topic in topics[1:])]
     assert found == set(names[: len(topics)])
     assert all((path.parent / each).read_bytes().startswith(b"\x89PNG") for each in found)
-
-
-def test_without_rows_there_are_no_pictures() -> None:
-    for name in STORED:
-        assert plots.drawer(name)([]) == {}

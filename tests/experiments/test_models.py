@@ -123,19 +123,3 @@ def test_all_variants_train_alike_on_series_of_several_lengths() -> None:
     assert all(row["losses differ"] < 1e-5 and row["alike for"] == 3 for row in rows)
     assert rows[0]["losses"][0] == pytest.approx(np.log(2), abs=1e-4)  # both classes look alike
     assert len(set(rows[0]["losses"])) == 3  # it learns something, and so do the others
-
-
-def test_the_tasks() -> None:
-    found = tasks()
-    rows, pixels, bits = found["rows"], found["pixels"], found["parity"]
-    np.testing.assert_array_equal(rows.train_x.reshape(len(rows.train_x), 64, 1), pixels.train_x)
-    assert (rows.length, pixels.length, bits.length) == (8, 64, 64)
-    assert (rows.classes, pixels.classes, bits.classes) == (10, 10, 2)
-    ones = (bits.test_x[..., 0] > 0).sum(axis=1)
-    np.testing.assert_array_equal(bits.test_y[:, -1], ones % 2)
-    for task in found.values():
-        assert task.weights(0.0).sum() == pytest.approx(1)
-        assert not {x.tobytes() for x in task.test_x[:5]} & {x.tobytes() for x in task.train_x}
-    assert np.flatnonzero(pixels.weights(0.0)).tolist() == [63]
-    counted = [np.count_nonzero(bits.weights(done)) for done in (0.0, 0.3, 1.0)]
-    assert counted == [4, 28, 64]

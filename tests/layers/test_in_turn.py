@@ -180,16 +180,6 @@ def methods_that_write():
     return [Prints() for _ in range(3)], lambda: (len(SEEN), len(Prints.seen))
 
 
-@odd
-def objects_made_on_the_way():
-    class Makes:
-        def __init__(self):
-            SEEN.append(1)
-
-    SEEN.clear()
-    return [lambda x: (Makes(), x)[1]] * 3, lambda: len(SEEN)
-
-
 # Random numbers, iterators, caches, exceptions, code that asks or runs code.
 
 

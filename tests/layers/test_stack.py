@@ -15,10 +15,6 @@ N = 5
 BATCH = normal(9, 4, 3)
 
 
-def stacked(layers):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
-
-
 def same_arrays(stack, tree):
     assert_agree(jax.tree.leaves(stack), jax.tree.leaves(tree))
 
@@ -94,15 +90,6 @@ def test_is_a_pytree():
     assert jax.tree.leaves(jax.tree.map(lambda leaf: None, stack)) == []
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(stack)]
     assert len(set(paths)) == 2
-
-
-def test_vmap_over_an_ensemble():
-    stacks = [deeppcr.stack([dense(10 * k + i) for i in range(N)]) for k in range(3)]
-    ensemble = stacked(stacks)
-    actual = jax.jit(jax.vmap(lambda stack, x: stack(x, method="newton"), in_axes=(0, None)))(
-        ensemble, X
-    )
-    assert_agree(actual, jnp.stack([stack(X) for stack in stacks]))
 
 
 def test_unstack_gives_the_layers_back():
