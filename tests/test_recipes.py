@@ -34,10 +34,6 @@ def nonlinear(p):
     return f
 
 
-def one_state(p):
-    return lambda states, x: jnp.sin(states[0] @ p[0]) + x
-
-
 STATES = jax.device_put([np.full(WIDTH, 0.1 * (place + 1)) for place in range(3)])
 DELAYS = {
     "linear": (linear, STATES, "sequential", "pcr"),

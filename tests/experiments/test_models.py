@@ -1,8 +1,5 @@
 """Models and data of the experiments: cells, chains, tasks, a speech detector."""
 
-from pathlib import Path
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,10 +8,7 @@ from experiments.bench.timing import Effort
 from experiments.field import run as field
 from experiments.field.claims import Claim
 from experiments.field.window import sliding_picard
-from experiments.gradients.learner import Learner
-from experiments.gradients.network import Network
-from experiments.gradients.tasks import tasks
-from experiments.models import cells, chains, data, published
+from experiments.models import cells, chains, published
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -82,44 +76,3 @@ def test_the_loop_of_paradigms() -> None:
     states, count = sliding_picard(hard, 8, 0.0)
     np.testing.assert_allclose(states, chains.states(hard), atol=1e-6)
     assert count >= 30 // 8
-
-
-@pytest.fixture
-def aeon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Series of 2 to 5 frames of 2 features, which stand still for one of both classes."""
-    rng, folder = np.random.default_rng(0), tmp_path / "datasets/data/JapaneseVowels"
-
-    def series(length: int, label: int) -> str:
-        frames = rng.standard_normal((2, 1)) + label * rng.standard_normal((2, length))
-        return ":".join([*(",".join(map(str, feature)) for feature in frames), str(label + 1)])
-
-    folder.mkdir(parents=True)
-    for part, count in (("TRAIN", 8), ("TEST", 4)):
-        lines = ["# text", "@data", *(series(2 + k % 4, k % 2) for k in range(count)), ""]
-        (folder / f"JapaneseVowels_{part}.ts").write_text("\n".join(lines))
-    monkeypatch.setattr(data, "find_package", {"aeon": tmp_path}.get)
-
-
-@pytest.mark.usefixtures("aeon")
-def test_all_variants_train_alike_on_series_of_several_lengths() -> None:
-    task = tasks()["vowels"]
-    assert (task.train_x.shape, task.test_x.shape, task.classes) == ((8, 5, 2), (4, 5, 2), 2)
-    assert task.train_y[:, -1].tolist() == [0, 1] * 4
-    np.testing.assert_array_equal(task.train_lengths, [2, 3, 4, 5] * 2)
-    mask = task.mask(task.train_lengths)
-    assert mask is not None
-    assert not task.train_x[~mask].any()
-    np.testing.assert_allclose(task.train_x[mask].std(axis=0), 1, rtol=1e-5)
-
-    network = Network("gru", 2)
-    weights, xs = cells.gru_weights(2), np.swapaxes(task.train_x, 0, 1)
-    states = network.states(jax.lax.scan)
-    found = states(weights, network.start(8), xs, mask.T)[-1, 1]
-    expected = states(weights, network.start(1), xs[:3, 1:2])[-1, 0]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-    rows = list(Learner(task, steps=3, batch=4).train())
-    assert [row["program"] for row in rows] == ["lax.scan", "auto", "newton", "lax.scan, nudged"]
-    assert all(row["losses differ"] < 1e-5 and row["alike for"] == 3 for row in rows)
-    assert rows[0]["losses"][0] == pytest.approx(np.log(2), abs=1e-4)  # both classes look alike
-    assert len(set(rows[0]["losses"])) == 3  # it learns something, and so do the others

@@ -6,7 +6,6 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax.sharding import NamedSharding
 
 import deeppcr
@@ -46,21 +45,15 @@ def messages(program, fallback=True):
     return sorted(found)
 
 
-VARIANTS = {
-    "newton": (Newton(linearize="dense"), "pcr"),
-    "step by step": ("sequential", "backprop"),
-}
-
-
 def layer(z, x):
     weight, bias = x
     return z + 0.5 * jnp.tanh(z @ weight + jnp.broadcast_to(bias, z.shape))
 
 
 @cache
-def training(variant, length, devices):
+def training(length, devices):
     """A step of gradient descent, compiled for one device or for several."""
-    method, adjoint = VARIANTS[variant]
+    method, adjoint = Newton(linearize="dense"), "pcr"
     on = mesh(chain=devices)
     along, whole = (NamedSharding(on, spec) for spec in (P("chain"), P()))
 
@@ -84,21 +77,19 @@ def bytes_on_each_device(program):
     return memory.temp_size_in_bytes + memory.argument_size_in_bytes
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_each_device_holds_a_shard_of_everything(variant):
+def test_each_device_holds_a_shard_of_everything():
     """As much as for half the chain on half the devices."""
     there, of_half = (
-        bytes_on_each_device(training(variant, length, devices))
+        bytes_on_each_device(training(length, devices))
         for length, devices in ((512, DEVICES), (256, DEVICES // 2))
     )
     assert there <= 1.1 * of_half
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_messages_do_not_grow_with_the_chain(variant):
-    sent = messages(training(variant, 512, DEVICES))
+def test_messages_do_not_grow_with_the_chain():
+    sent = messages(training(512, DEVICES))
     assert sent
-    assert sent == messages(training(variant, 1024, DEVICES))
+    assert sent == messages(training(1024, DEVICES))
     block = BATCH * W * W * 8
     assert (
         max(size for _, size in sent) <= block
