@@ -148,13 +148,3 @@ def test_gradients_are_those_of_the_sequential_program(method, linear):
             START, INPUTS
         )
     assert_agree(found, expected_gradients(), 1e-12)
-
-
-def test_a_solver_is_chosen_for_the_platform():
-    text = {}
-    for name in ("cpu", "cuda"):
-        with compiled_for(name):
-            text[name] = str(jax.make_jaxpr(states(Newton(linearize="dense")))(START, INPUTS))
-    assert (
-        text["cpu"].count("scan[") == text["cuda"].count("scan[") == 1
-    )  # the recurrence; the first iterations

@@ -234,14 +234,6 @@ def test_forty_doublings_answer_at_once():
     assert cost.work == 8 * 2**40
 
 
-def test_forty_doublings_side_by_side():
-    fn = jnp.sin
-    for _ in range(40):
-        fn = jax.jit(lambda x, fn=fn: fn(x) + fn(x))
-    cost = check(Case("2^40 leaves", fn, (f(),), 41, "sin 1, then 40 levels of add 1"))
-    assert cost.work == 2**40 + 2**40 - 1  # as many sines, and additions between them
-
-
 def test_a_program_for_every_platform_counts_as_the_one_that_runs_here():
     def cumsum(x):
         return lax.scan(lambda total, x: (total + x, total + x), jnp.zeros_like(x[0]), x)[1]

@@ -139,15 +139,6 @@ def test_columns_that_are_nought_are_no_inputs():
     assert {leaf.dtype for leaf in jax.tree.leaves(low)} == {np.dtype("float32"), np.dtype("int32")}
 
 
-def test_the_logarithm_of_the_large_variance_is_that_variance():
-    """In diffusers, it is NaN."""
-    names = ("fixed_large", "fixed_large_log")
-    tables = [
-        OF({"_class_name": "DDPMScheduler", "variance_type": name}).table(5) for name in names
-    ]
-    np.testing.assert_array_equal(*(table.update["x"]["noise"] for table in tables))
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_configuration_is_taken_as_it_is(name):
     """With one warning, which lists the fields of other schedulers, and no others."""

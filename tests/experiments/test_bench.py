@@ -21,7 +21,7 @@ from experiments.bench import costs, engine, results, timing
 from experiments.bench.columns import BENCH
 from experiments.bench.engine import Case, Variant, bench, distance, measure
 from experiments.bench.programs import baselines
-from experiments.bench.table import WIDTH, Row, layout, markdown, show
+from experiments.bench.table import WIDTH, Row, layout, show
 from experiments.bench.timing import Build, Effort
 
 DEVICE = generic_cpu(2)
@@ -284,14 +284,6 @@ def test_what_all_rows_share_stands_above_the_table_and_notes_below() -> None:
         "newton: wrong",
     ]
     assert names == ["L", "program", "ms"]
-
-
-def test_a_table_in_markdown() -> None:
-    rows = [{"run": "a | b", "ms": 1.23456, "ok": True}, {"run": "c", "ms": 20}]
-    assert markdown(rows).splitlines() == [
-        *("| run | ms | ok |", "|---|--:|---|", r"| a \| b | 1.23 | True |", "| c | 20 |  |")
-    ]
-    assert markdown([]) == ""
 
 
 def test_results_come_back_as_written(tmp_path: Path) -> None:

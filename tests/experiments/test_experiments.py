@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,19 +23,17 @@ from experiments import (
     report,
     text,
 )
-from experiments.bench import engine, results
+from experiments.bench import results
 from experiments.bench.results import FOLDER
 from experiments.bench.table import Row
-from experiments.bench.timing import Effort
 from experiments.field import run as field
 from experiments.field.claims import Claim
 from experiments.gradients import run as gradients
 from experiments.gradients.layers import Layer
 from experiments.gradients.network import Network, Size
 from experiments.models import chains, published, zoo
-from experiments.resnet import network
 from experiments.resnet import run as resnet
-from tests.experiments.conftest import DEVICE, Run
+from tests.experiments.conftest import Run
 
 FEW = ("--quick", "--repeats", "1")
 CANDIDATES = decide.CANDIDATES
@@ -199,35 +196,6 @@ SAID = {
 # -- programs compute the same
 
 
-def test_all_programs_solve_the_same_recurrence() -> None:
-    case = recurrence.case(9, 3, ("pcr",))
-    A, b = (np.asarray(x, np.float64) for x in case.arguments[0])
-    y, expected = np.zeros(3), []
-    for block, vector in zip(A, b, strict=True):
-        y = block @ y + vector
-        expected.append(y)
-    for name, run in {**case.baselines, **case.variants}.items():
-        found = jax.jit(run)(*case.arguments[0])
-        np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=name)
-
-
-def test_a_stack_of_convolutions_is_a_sum_over_neighbours_and_named_by_its_jacobians() -> None:
-    random = np.random.default_rng(0)
-    z, weight = random.normal(size=(2, 4, 4, 3)), random.normal(size=(3, 3, 3, 3))
-    padded = np.pad(z, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    expected = sum(
-        padded[:, i : i + 4, j : j + 4] @ weight[i, j] for i in range(3) for j in range(3)
-    )
-    np.testing.assert_allclose(network.products(jnp.asarray(z), jnp.asarray(weight)), expected)
-    with pytest.raises(ValueError, match="side is 3, expected a divisor of 8"):
-        network.initial(network.Shape(blocks=1, side=3), pixels=64)
-    settings = {name: one for name, one in network.VARIANTS.items() if name != "auto"}
-    for name, setting in settings.items():
-        method = setting.method
-        method = method.linearize if isinstance(method, Newton) else method
-        assert name == f"{method} / {setting.adjoint.linearize}"
-
-
 # -- what is concluded
 
 
@@ -282,14 +250,6 @@ def test_the_verdict_on_predictability(iterations: Any, verdict: str) -> None:
         for length, count in zip((10, 100), counts, strict=True)
     ]
     assert field.verdict(rows)["pass"] == verdict
-
-
-def test_a_choice_that_is_wrong_has_no_regret(monkeypatch: pytest.MonkeyPatch) -> None:
-    chain, _ = decide.Chain.both(zoo.Specimen("tanh", 2, 12, 1))
-    monkeypatch.setattr(engine, "_check", lambda one, *_: setattr(one, "note", "wrong"))
-    row = decide.regret(chain, DEVICE, Effort(1))
-    assert "auto: wrong" in row["note"]
-    assert not {"regret %", "fastest"} & row.keys()
 
 
 # -- what the README says

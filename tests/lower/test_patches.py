@@ -28,12 +28,6 @@ CASES = {
             "feature_group_count": 2,
         },
     ),
-    "three axes": (
-        (2, 2, 4, 5, 3),
-        (3, 2, 2, 3, 1),
-        ("NCDHW", "OIDHW", "NCDHW"),
-        {"window_strides": (1, 2, 1), "padding": "VALID"},
-    ),
 }
 
 
