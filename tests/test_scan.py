@@ -131,15 +131,6 @@ def test_corners(name, scan):
     assert_agree(backpropagate(problem, SCANS[scan]), oracle(problem))
 
 
-@pytest.mark.parametrize(
-    ("scan", "length", "reverse"), [("blocks", 2, False), ("newton, pcr", 1, True)]
-)
-def test_short_chains(scan, length, reverse):
-    step, init, xs = CORNERS["the same leaf twice"]
-    problem = Problem(step, WEIGHT, init, xs[:length], reverse=reverse)
-    assert_agree(backpropagate(problem, SCANS[scan]), oracle(problem))
-
-
 def test_a_chain_without_steps():
     def f(z, x):
         return z * 2, {"z": z, "number": 3}

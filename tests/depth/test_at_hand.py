@@ -53,13 +53,10 @@ KINDS = {
     "TPU v6 lite": ("tpu", "TPU v6e"),
 }
 STRANGE = {
-    "NVIDIA A10": "gpu",
     "NVIDIA GH200 480GB": "gpu",
     "AMD Instinct MI250X": "gpu",
-    "TPU v2": "tpu",
     "TPU v4 lite": "tpu",
     "": "tpu",
-    "trainium": "neuron",
 }
 
 

@@ -187,20 +187,6 @@ def test_programs_are_traced_for_the_device_that_is_compared():
     assert platform() == "cpu"
 
 
-def line_of(loop):
-    (unknown,) = depth.analyze(loop, X).unknown
-    return f"test_comparison.py:{unknown.location.line}"
-
-
-def test_trip_counts_by_line_may_name_a_loop_of_either():
-    counts = {line_of(until): 7}
-    both = depth.compare(until, until, X, trip_counts=counts)
-    assert both.sequential.work == depth.analyze(until, X, trip_counts=7).work
-    for programs in ((until, lax.sin), (lax.sin, until)):
-        got = depth.compare(*programs, X, trip_counts=counts)
-        assert {got.sequential.work, got.parallel.work} == {both.sequential.work, 8}
-
-
 @pytest.mark.parametrize("device", ["H300", 3, {}], ids=repr)
 def test_an_unknown_device_is_refused_before_anything_is_traced(device):
     with pytest.raises(ValueError, match=r"device must be a depth\.Device or one of"):

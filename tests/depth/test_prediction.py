@@ -157,17 +157,6 @@ def test_a_loop_that_depends_on_data_waits_for_its_condition():
     assert seconds(lambda x: loop(until, 2)(x), X, trip_counts=7, **LOOPS) == 2 * (3 + 175)
 
 
-def test_a_condition_with_a_product_is_no_body_with_one():
-    def product(x):
-        return lax.while_loop(lambda x: (x @ x)[0, 0] < 9, lambda x: x * 2, x)
-
-    steps = {"elementwise": 1.0, "product": 4.0, "beside product": 6.0}
-    got = seconds(product, W, trip_counts=3, trip_latency=5.0, step_latencies=steps)
-    assert got == 3 * (
-        5 + 4 + 1 + 1
-    )  # the product, the comparison of one of its elements, the body
-
-
 @pytest.mark.parametrize(
     "cost", [3, "cost", None, lax.sin, 1.5], ids=["number", "text", "none", "function", "depth"]
 )

@@ -186,20 +186,6 @@ def test_a_guess_is_a_trajectory_of_samples():
         np.testing.assert_allclose(found.value, right.value, rtol=1e-5, atol=1e-6)
 
 
-def test_what_the_model_overflows_to_comes_out_as_from_the_sequential_sampler():
-    of = schedule("ddim")
-
-    def model(x, t):
-        return jnp.where((jnp.arange(WIDTH) == 2) & (t < 500), jnp.nan, jnp.tanh(x))
-
-    found, expected = (
-        sample(model, of, NOISE, steps=STEPS, method=method) for method in ("newton", "sequential")
-    )
-    assert np.isnan(expected.value[:, 2]).all()
-    assert np.isfinite(expected.trajectory[5]).all()
-    np.testing.assert_allclose(found.trajectory, expected.trajectory, rtol=1e-9)
-
-
 def test_noise_depends_on_the_key_alone():
     """In a batch of keys as in a loop over them."""
     keys = jnp.stack([KEY, jax.random.key(9)])

@@ -193,9 +193,6 @@ SAID = {
 }
 
 
-# -- programs compute the same
-
-
 # -- what is concluded
 
 

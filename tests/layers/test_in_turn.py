@@ -308,25 +308,6 @@ def a_variable_that_modules_share():
     return between(Reads(shared), Writes(shared), lambda: shared[...])
 
 
-class Noisy(nnx.Module):
-    """Plain Python state in a module."""
-
-    def __init__(self, seed, state):
-        rngs = nnx.Rngs(seed)
-        self.linear = nnx.Linear(3, 3, rngs=rngs, param_dtype=X.dtype)
-        self.state = nnx.static(state)
-
-    def __call__(self, x):
-        self.state["count"] = self.state["count"] + 1
-        return jnp.tanh(self.linear(x)) * self.state["count"]
-
-
-@odd
-def python_state_in_modules():
-    state = {"count": 0}
-    return [Noisy(i, state) for i in range(4)], lambda: state
-
-
 @odd
 def random_numbers_that_modules_share():
     rngs = nnx.Rngs(0)

@@ -8,7 +8,7 @@ import pytest
 
 import deeppcr
 from tests.layers.kinds import Dense, X, chains, check, dense, same_as_loop
-from tests.problems import normal, rounding
+from tests.problems import normal
 
 
 def a(seed):
@@ -60,20 +60,6 @@ def test_widths_that_come_back():
         (1, "it changes shape or dtype")
     }
     same_as_loop(lambda: pyramid, normal(1, 6))
-
-
-def test_dtypes_that_change():
-    def halved(x):
-        return x.astype(jnp.float32)
-
-    layers = [
-        a(0),
-        a(1),
-        halved,
-        *[jax.tree.map(lambda w: w.astype(jnp.float32), a(i)) for i in range(3)],
-    ]
-    assert [segment[:3] for segment in chains(layers)] == [(0, 2, 1), (2, 1, 1), (3, 3, 1)]
-    same_as_loop(lambda: layers, tolerance=rounding(jnp.float32, 32), method="newton")
 
 
 def test_states_without_derivatives_run_in_order():

@@ -223,15 +223,6 @@ def test_chaos(on_failure):
     assert_agree(there.trajectory[right], sequential.trajectory[right])
 
 
-def test_what_is_not_a_number_comes_out_as_from_the_sequential_program():
-    x = np.array(XS["x"])
-    x[5, 1] = np.nan
-    there, here = both(deeppcr.Chain(CHAIN.step, {**XS, "x": x}), Z0)
-    assert np.isnan(there.trajectory[6:]).all()
-    assert_agree(there.trajectory, here.trajectory)
-    assert there.stats.finite == 5
-
-
 def test_a_window_shorter_than_a_shard_is_an_error():
     with pytest.raises(ValueError, match=r"window is 1,.*over 4 devices.*expected None, or 2 or"):
         both(CHAIN, Z0, window=1)

@@ -30,12 +30,6 @@ def rows(*shape):
     return np.arange(np.prod(shape)).reshape(shape).tolist()
 
 
-def recurrent(z):
-    """A minimal gated unit: the gates see the entry itself only."""
-    gate = jax.nn.sigmoid(A * z + B)
-    return gate * z + (1 - gate) * jnp.tanh(B * z)
-
-
 def diagonal_lstm(carry):
     h, c = carry
     i, f, g, o = jnp.split(jnp.concatenate([h, h * 2, h * 3, h * 4]), 4)
@@ -71,10 +65,8 @@ def statistics_aside(z):
 
 
 ELEMENTWISE = {
-    "gated": recurrent,
     "vmap": jax.vmap(lambda x: jnp.tanh(x) * x),
     "rk4 in a loop": lambda z: lax.fori_loop(0, 3, lambda i, z: runge_kutta(jnp.cos)(z) * i, z),
-    "long loop": lambda z: lax.fori_loop(0, 10**4, lambda i, z: jnp.sin(z), z),
     "while": newton_root,
     "there and back": lambda z: (
         jnp.sin(z.reshape(2, 3).T[::-1]).reshape(-1).reshape(3, 2)[::-1].T.reshape(-1)
