@@ -327,9 +327,8 @@ def _fewest(rows: Rows, key: str) -> pd.DataFrame:
     """What is counted of the programs with the least of it, by case."""
     counted, found = [row for row in rows["kernels"] if key in row], []
     for title, mine in frame(counted).groupby([named(row) for row in counted], sort=False):
-        sequential, captured = (mine[name].astype(bool) for name in ("sequential", "captured"))
-        parallel = mine[~sequential & ~captured]
-        loops = mine[sequential & ~mine["program"].str.startswith("fused")]
+        sequential = mine["sequential"].astype(bool)
+        parallel, loops = mine[~sequential], mine[sequential & (mine["program"] != "fused")]
         if len(parallel):
             ours = parallel.loc[parallel[key].astype(float).idxmin()]
             first, least = loops[key].iloc[0], loops[key].min()

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from experiments.bench.costs import is_fallback
 from experiments.kernels.launches import scopes
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -32,38 +33,36 @@ class Program:
     computations: dict[str, list[str]]
     entry: str
 
-    def total(self, trips: Callable[[str], int], without: Callable[[str], bool]) -> int:
+    def total(self, trips: Callable[[str], int]) -> int:
         """The cycles of a call.
 
-        Args:
-            trips: maps the name of a loop of unknown length to its number of trips.
-            without: whether a loop of that name does not run.
+        ``trips`` maps the name of a loop of unknown length to its number of trips; a loop that
+        completes what another one has not achieved does not run.
         """
-        return self._cycles(self.entry, trips, without)
+        return self._cycles(self.entry, trips)
 
     def trip(self, counts: Callable[[str], bool]) -> int:
         """Cycles in the body of the loop with the most, of those whose name ``counts``."""
-        loops = (loop for lines in self.computations.values() for loop in _loops(lines))
+        lines = (line for lines in self.computations.values() for line in lines)
+        loops = filter(None, map(_LOOP.search, lines))
         bodies = (loop[2] for loop in loops if counts(scopes(loop.string)))
-        return max((self._cycles(name, lambda _: 0, lambda _: False) for name in bodies), default=0)
+        return max((self._cycles(name, lambda _: 0) for name in bodies), default=0)
 
-    def _cycles(
-        self, name: str, trips: Callable[[str], int], without: Callable[[str], bool]
-    ) -> int:
+    def _cycles(self, name: str, trips: Callable[[str], int]) -> int:
         total = 0
         for line in self.computations[name]:
             if loop := _LOOP.search(line):
-                if without(scopes(line)):
+                if is_fallback(scopes(line)):
                     continue
                 counted = self._counted(loop[1])
                 times = trips(scopes(line)) if counted is None else counted
-                total += times * self._cycles(loop[2], trips, without)
-                total += (times + 1) * self._cycles(loop[1], trips, without)
+                total += times * self._cycles(loop[2], trips)
+                total += (times + 1) * self._cycles(loop[1], trips)
             elif branches := _BRANCHES.search(line):
                 names = [branch.strip().lstrip("%") for branch in branches[1].split(",")]
-                total += max(self._cycles(branch, trips, without) for branch in names)
+                total += max(self._cycles(branch, trips) for branch in names)
             elif call := _CALL.search(line):
-                total += self._cycles(call[1], trips, without)
+                total += self._cycles(call[1], trips)
             else:
                 total += sum(map(int, _ESTIMATE.findall(line)))
         return total
@@ -93,7 +92,3 @@ def read(text: str) -> Program:
     if not entry or not _ESTIMATE.search(text):
         raise ValueError("expected a program compiled for a TPU, with estimated cycles.")
     return Program(computations, entry)
-
-
-def _loops(lines: list[str]) -> list[re.Match[str]]:
-    return [found for line in lines if (found := _LOOP.search(line))]

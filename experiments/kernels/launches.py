@@ -1,12 +1,8 @@
-"""The launches of a compiled program: nodes on the device, launches by the host, and its waits.
+"""The kernels, library calls and copies of a compiled program, one after another on a GPU.
 
-XLA runs a program for a GPU as a sequence of thunks, which `xla_dump_to` shows: kernels, library
-calls and copies; loops over sequences; and command buffers, which are CUDA graphs: the host
-launches all that is in one at once. A loop is run by the host, unless a graph contains it. The host
-knows how often a counted loop runs, and never evaluates its condition. Before each trip of any
-other loop it waits for the condition. In a graph the device evaluates the condition of every loop,
-and a further kernel sets what the graph does next. (XLA's ``while_thunk.cc``,
-``command_buffer_conversion_pass.cc``.)
+XLA runs a program for a GPU as a sequence of thunks, which `xla_dump_to` shows: these nodes; loops
+and branches over sequences; and command buffers, which are CUDA graphs: what is in one is launched
+at once. (XLA's ``while_thunk.cc``, ``command_buffer_conversion_pass.cc``.)
 """
 
 import re
@@ -15,7 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 NOTHING = frozenset(["kAsyncDone"])  # thunks that launch nothing
-AROUND = frozenset(["kAsyncStart", "kDynamicSliceFusion", "kSequential"])  # and only their content
+# And those that launch only their content.
+AROUND = frozenset(["kAsyncStart", "kCommandBuffer", "kDynamicSliceFusion", "kSequential"])
 
 _THUNK = re.compile(r"^( *)(\d+): (k\w+)")
 _LABEL = re.compile(r"^( *)(\w+):$")
@@ -23,40 +20,6 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = .* while\((.*)$", re.MU
 _SCOPES = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _ANNOTATION = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
-
-
-class Dump(NamedTuple):
-    """A compiled program.
-
-    Attributes:
-        text: its instructions: ``jax.jit(f).lower(...).compile().as_text()``.
-        thunks: the sequence of thunks that runs.
-        metadata: the instruction that each thunk is made of.
-    """
-
-    text: str
-    thunks: str
-    metadata: str
-
-
-class Total(NamedTuple):
-    """What a part of a program launches.
-
-    Attributes:
-        nodes: kernels, library calls and copies, one after another on the device.
-        launches: of these and of graphs, by the host.
-        waits: how often the host waits for the device.
-        captured: nodes in graphs.
-    """
-
-    nodes: int = 0
-    launches: int = 0
-    waits: int = 0
-    captured: int = 0
-
-    def plus(self, other: "Total", times: int = 1) -> "Total":
-        """This, and ``times`` the other."""
-        return Total(*(mine + times * its for mine, its in zip(self, other, strict=True)))
 
 
 class Thunk(NamedTuple):
@@ -81,30 +44,35 @@ class Program:
 
     thunks: list[Thunk]
 
-    def total(self, trips: Callable[[str], int]) -> Total:
-        """All that a call launches.
+    def total(self, trips: Callable[[str], int]) -> int:
+        """The nodes of a call.
 
         ``trips`` maps the name of a loop of unknown length to its number of trips.
         """
-        return _total(self.thunks, trips, captured=False)
+        return _nodes(self.thunks, trips)
 
     def trip(self, counts: Callable[[str], bool]) -> int:
         """Nodes in the body of the loop with the most, of those whose name ``counts``."""
         bodies = (body for loop, body in _bodies(self.thunks) if counts(loop))
-        return max((_total(body, lambda _: 0, captured=False).nodes for body in bodies), default=0)
+        return max((_nodes(body, lambda _: 0) for body in bodies), default=0)
 
 
-def read(dump: Dump) -> Program:
+def read(text: str, thunks: str, metadata: str) -> Program:
     """The thunks of a compiled program.
+
+    Args:
+        text: its instructions: ``jax.jit(f).lower(...).compile().as_text()``.
+        thunks: the sequence of thunks that runs.
+        metadata: the instruction that each thunk is made of.
 
     Raises:
         ValueError: what is dumped is no sequence of thunks, or a loop in it has no instruction.
     """
-    loops = dict(_INSTRUCTION.findall(dump.text))
-    made_of = {int(index): name for name, index in _ANNOTATION.findall(dump.metadata)}
+    loops = dict(_INSTRUCTION.findall(text))
+    made_of = {int(index): name for name, index in _ANNOTATION.findall(metadata)}
     first: list[Thunk] = []
     inside: list[tuple[int, Thunk, str]] = []  # indentation, thunk, the part of it that is open
-    for line in dump.thunks.splitlines():
+    for line in thunks.splitlines():
         if label := _LABEL.match(line):
             if label[2] != "condition":  # which follows its loop, and is not indented
                 while len(label[1]) <= inside[-1][0]:
@@ -139,32 +107,23 @@ def scopes(instruction: str) -> str:
     return found[1] if found else ""
 
 
-def _total(thunks: list[Thunk], trips: Callable[[str], int], captured: bool) -> Total:
-    """What a sequence launches; ``captured``: in a graph."""
-    total = Total()
-    sets = Total(nodes=1, captured=1)  # the kernel that sets what the graph does next
+def _nodes(thunks: list[Thunk], trips: Callable[[str], int]) -> int:
+    total = 0
     for thunk in thunks:
-        parts = {
-            name: _total(part, trips, captured or thunk.kind == "kCommandBuffer")
-            for name, part in thunk.parts.items()
-        }
+        parts = {name: _nodes(part, trips) for name, part in thunk.parts.items()}
         if thunk.kind == "kWhile":
-            counted = thunk.trips
-            times = trips(thunk.loop) if counted is None else counted
-            total = total.plus(parts["body"], times)
-            if captured or counted is None:
-                after = sets if captured else Total(waits=1)
-                total = total.plus(parts["condition"].plus(after), times + 1)
+            times = trips(thunk.loop) if thunk.trips is None else thunk.trips
+            total += times * parts["body"]
+            if thunk.trips is None:  # else the host knows, and evaluates no condition
+                total += (times + 1) * parts["condition"]
         elif thunk.kind == "kConditional":  # its longest branch
-            total = total.plus(max(parts.values())).plus(sets if captured else Total(waits=1))
-        elif thunk.kind == "kCommandBuffer":
-            total = total.plus(parts[""]).plus(Total(launches=1))
+            total += max(parts.values())
         elif thunk.kind in AROUND:
-            total = total.plus(parts.get("", Total()))
+            total += parts.get("", 0)
         elif thunk.parts:
             raise ValueError(f"expected a thunk without others in it, got a {thunk.kind}.")
-        elif thunk.kind not in NOTHING:
-            total = total.plus(Total(1, captured=1) if captured else Total(1, launches=1))
+        else:
+            total += thunk.kind not in NOTHING
     return total
 
 

@@ -1,4 +1,4 @@
-"""What runs on a GPU one after another, what does the host launch, and how often does it wait?
+"""What runs on a GPU one after another, and how many cycles does a call take on a TPU?
 
 Counted in compiled programs, on any machine: XLA compiles for a GPU that is not there if jax has
 its CUDA plugin, which needs no driver:
@@ -12,9 +12,9 @@ makes. That takes the library of TPUs:
     JAX_PLATFORMS=cpu python -m experiments kernels --target "TPU v5e"
 
 Nothing is timed. Chains are solved on the device at hand, for their Newton iterations. Kernels of a
-narrow chain compute next to nothing, so the time of a program is that of its nodes, launches and
-waits; how long each of these takes is not counted here. A loop that is one kernel is one node, and
-takes as long as all of its steps.
+narrow chain compute next to nothing, so the time of a program is that of its nodes; how long each
+takes is not counted here. A loop that is one kernel is one node, and takes as long as all of its
+steps.
 """
 
 import sys
@@ -25,10 +25,9 @@ from typing import Any
 import jax
 
 import deeppcr
-import depth
 from experiments.bench import command
-from experiments.bench.columns import LABELS
-from experiments.bench.costs import analyze, further, is_fallback
+from experiments.bench.columns import BENCH, LABELS
+from experiments.bench.costs import further, is_fallback
 from experiments.bench.engine import Case, Variant
 from experiments.bench.plots import Figures, dots, styled
 from experiments.bench.progress import PROGRESS
@@ -40,19 +39,13 @@ TAKES = "3 min"
 COLUMNS = {
     "target": "the device that programs are compiled for",
     **LABELS,
-    "program": "what runs; sequential programs first; captured: with loops in CUDA graphs",
+    "program": BENCH["program"],
     "iterations": "Newton iterations",
     "nodes": "kernels, library calls and copies, one after another on the device, in one call",
     "fewer nodes": "nodes of lax.scan / nodes of this program",
-    "a trip": "nodes in a trip of the longest loop",
-    "launches": "what the host launches: graphs, and nodes outside of graphs",
-    "fewer launches": "launches of lax.scan / launches of this program",
-    "waits": "how often the host waits for the device",
-    "captured nodes": "nodes in graphs",
     "cycles": "of a call on a TPU, as the compiler estimates them",
     "fewer cycles": "cycles of lax.scan / cycles of this program",
-    "cycles a trip": "cycles of a trip of the longest loop",
-    "predicted ms": "time of a call as depth predicts it without compiling, in milliseconds",
+    "a trip": "the same in a trip of the longest loop",
 }
 
 
@@ -63,44 +56,31 @@ def makers(quick: bool) -> list[Callable[[], Case]]:
 
 
 def rows(case: Case, target: Target) -> Iterator[Row]:
-    """A row for each program of a case, with each of the options of the target."""
-    device = depth.devices[target.name]
-    first: Row = {}
+    """A row for each program of a case."""
+    counts, first = target.counts, 0
     for name, given in {**case.baselines, **case.variants}.items():
         variant = given if isinstance(given, Variant) else Variant(given)
         # "auto" may be another program on the target, with other iterations.
         if name == "auto" or variant.options:
             continue
         iterations = _iterations(variant, case.arguments[0])
-        PROGRESS.say(f"lowering {name}")
-        lowered, cost = program(variant, case.arguments[0], iterations, target)
-        for said, options in target.options.items():
-            PROGRESS.say(f"compiling {name}{said}")
-            row = {**case.labels, "program": name + said, "sequential": name in case.baselines}
-            row |= {"captured": bool(options)}
-            row |= {} if iterations is None else {"iterations": iterations}
-            compiled = target.compile(lowered, options)
-            with target.chosen():
-                row |= target.columns(compiled, partial(_trips, iterations))
-            first = first or row
-            row |= {f"fewer {key}": first[key] / row[key] for key in target.ratios}
-            predicted = 1e3 * depth.predict(cost, device)
-            row |= {"depth": cost.depth, "predicted ms": predicted}
-            yield row
+        PROGRESS.say(f"compiling {name}")
+        compiled = target.compile(lowered(variant, case.arguments[0], target))
+        with target.chosen():
+            total = compiled.total(partial(_trips, iterations))
+        first = first or total
+        row = {**case.labels, "program": name, "sequential": name in case.baselines}
+        row |= {} if iterations is None else {"iterations": iterations}
+        row |= {counts: total, f"fewer {counts}": first / total}
+        yield row | {"a trip": compiled.trip(lambda loop: not is_fallback(loop))}
 
 
-def program(
-    variant: Variant, arguments: Any, iterations: int | None, target: Target
-) -> tuple[jax.stages.Lowered, depth.Cost]:
-    """A program before it is compiled, and its cost according to `depth`."""
+def lowered(variant: Variant, arguments: Any, target: Target) -> jax.stages.Lowered:
+    """A program before it is compiled."""
     with target.chosen():
         if variant.prepare:
             arguments = jax.eval_shape(variant.prepare, *arguments)
-        lowered = target.lower(variant.run, *arguments)
-        cost = analyze(variant.run, *arguments, trips=iterations or 0, rest=0)
-    if not cost.exact:
-        raise ValueError(f"expected loops of known length, got {cost.unknown}.")
-    return lowered, cost
+        return target.lower(variant.run, *arguments)
 
 
 def _iterations(variant: Variant, arguments: tuple[Any, ...]) -> int | None:
@@ -139,8 +119,7 @@ def pictures(rows: Sequence[Row]) -> Figures:
     }
     found: Figures = {}
     for key, title in said.items():
-        rest = [row for row in rows if key in row and not row.get("captured")]
-        mine = [row | {"baseline": row["sequential"]} for row in rest]
+        mine = [row | {"baseline": row["sequential"]} for row in rows if key in row]
         if mine:
             what = f"{title} ({mine[0].get('target', 'H200')})"
             found[key] = dots(what, mine, key, f"{key}; left is better", named, at=None)

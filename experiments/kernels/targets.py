@@ -15,12 +15,8 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-import deeppcr
 from deeppcr.lower.variants import compiled_for
-from experiments.bench.costs import is_fallback
-from experiments.bench.table import Row
 from experiments.kernels import cycles, launches
-from experiments.kernels.launches import Dump
 
 # Checks of the driver and libraries, which compilation does not need; read when jax starts.
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
@@ -75,29 +71,20 @@ class Target:
         name: what `depth.devices` calls it.
         devices: what jax compiles for: the first of them, or a mesh of several.
         platform: what jax calls its kind.
-        options: of the compiler, by what is said of a program compiled with them.
-        ratios: the columns of which the rows have the ratio to those of `jax.lax.scan`.
+        counts: what is counted in its programs.
     """
 
     name: str
     devices: Any
     platform: ClassVar[str]
-    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
-    ratios: ClassVar[tuple[str, ...]]
+    counts: ClassVar[str]
 
     def chosen(self) -> AbstractContextManager[None]:
         """Programs that are traced in here are those for this device."""
         return compiled_for(self.platform)
 
-    def compile(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> Any:
-        """The compiled program, with these options of the compiler."""
-        raise NotImplementedError
-
-    def columns(self, compiled: Any, trips: Callable[[str], int]) -> Row:
-        """The columns of a compiled program that hold what is counted in it.
-
-        ``trips`` maps the name of a loop whose end depends on data to its number of trips.
-        """
+    def compile(self, lowered: jax.stages.Lowered, options: Mapping[str, Any] = {}) -> Any:
+        """The compiled program, whose ``total`` and ``trip`` count; with options of XLA."""
         raise NotImplementedError
 
     def lower(self, f: Callable[..., Any], *arguments: Any) -> jax.stages.Lowered:
@@ -116,13 +103,13 @@ class Target:
 
 
 class Gpu(Target):
-    """A GPU, of which nodes, launches and waits are counted."""
+    """A GPU, of which nodes are counted."""
 
-    platform = "cuda"
-    options: ClassVar = {"": {}, ", captured": deeppcr.compiler_options("cuda")}
-    ratios = ("nodes", "launches")
+    platform, counts = "cuda", "nodes"
 
-    def compile(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> Dump:
+    def compile(
+        self, lowered: jax.stages.Lowered, options: Mapping[str, Any] = {}
+    ) -> launches.Program:
         """See `Target`."""
         with tempfile.TemporaryDirectory() as folder:
             given: dict[str, Any] = {**options, "xla_dump_to": folder}
@@ -132,36 +119,20 @@ class Gpu(Target):
                 # Without a device to try it on, XLA may take a Triton kernel that does not fit.
                 given["xla_gpu_enable_triton_gemm"] = False
                 compiled = lowered.compile(compiler_options=given)
-            return Dump(compiled.as_text() or "", *(_dumped(folder, *names) for names in DUMPED))
-
-    def columns(self, compiled: Dump, trips: Callable[[str], int]) -> Row:
-        """See `Target`."""
-        found = launches.read(compiled)
-        total = found.total(trips)
-        row: Row = {"nodes": total.nodes, "captured nodes": total.captured}
-        row |= {"launches": total.launches, "waits": total.waits}
-        return row | {"a trip": found.trip(_is_wanted)}
+            text = compiled.as_text() or ""
+            return launches.read(text, *(_dumped(folder, *names) for names in DUMPED))
 
 
 class Tpu(Target):
     """A TPU, of which cycles are counted as the compiler estimates them."""
 
-    platform = "tpu"
-    ratios = ("cycles",)
+    platform, counts = "tpu", "cycles"
 
-    def compile(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> cycles.Program:
+    def compile(
+        self, lowered: jax.stages.Lowered, options: Mapping[str, Any] = {}
+    ) -> cycles.Program:
         """See `Target`."""
         return cycles.read(lowered.compile(compiler_options=dict(options)).as_text() or "")
-
-    def columns(self, compiled: cycles.Program, trips: Callable[[str], int]) -> Row:
-        """See `Target`."""
-        total = compiled.total(trips, is_fallback)
-        return {"cycles": total, "cycles a trip": compiled.trip(_is_wanted)}
-
-
-def _is_wanted(loop: str) -> bool:
-    """Whether a loop is one that a call is expected to run."""
-    return not is_fallback(loop)
 
 
 def _dumped(folder: str, *endings: str) -> str:
