@@ -21,14 +21,14 @@ import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH
 from experiments.bench.engine import Case, bench
-from experiments.bench.programs import SCAN, Scan, baselines
+from experiments.bench.programs import Scan, baselines
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 
 TAKES = "4 min"
 COLUMNS = {**BENCH, "scan compile s": "seconds to compile plain jax.lax.scan"}
-Loss = Callable[..., Array]  # of parameters, which are differentiated, and inputs
-Loop = tuple[Callable[[Scan], Loss], Any, Any]  # a loss by a scan, its parameters, its inputs
+Loss = Callable[..., Array]  # of a scan, parameters and inputs; without the scan where it is bound
+Loop = tuple[Loss, Any, Any]  # a loss, its parameters, its inputs
 
 
 def gp(length: int) -> Loop:
@@ -46,60 +46,54 @@ def gp(length: int) -> Loop:
         ]
         return jnp.exp(-r) * jnp.stack([jnp.stack(row) for row in rows])
 
-    def program(scan: Scan) -> Loss:
-        def loss(params: Array, gaps: Array, values: Array) -> Array:
-            size, rate, noise = jnp.exp(params)
-            bend = size * rate**2 / 3
-            zero = jnp.zeros_like(size)
-            rows = [[size, zero, -bend], [zero, bend, zero], [-bend, zero, size * rate**4]]
-            prior = jnp.stack([jnp.stack(row) for row in rows])
+    def loss(scan: Scan, params: Array, gaps: Array, values: Array) -> Array:
+        size, rate, noise = jnp.exp(params)
+        bend = size * rate**2 / 3
+        zero = jnp.zeros_like(size)
+        rows = [[size, zero, -bend], [zero, bend, zero], [-bend, zero, size * rate**4]]
+        prior = jnp.stack([jnp.stack(row) for row in rows])
 
-            def step(carry: Any, x: Any) -> tuple[Any, Array]:
-                (mean, cov), (gap, value) = carry, x
-                A = moved(rate, gap)
-                mean, cov = A @ mean, A @ (cov - prior) @ A.T + prior
-                spread, off = cov[0, 0] + noise, value - mean[0]
-                gain = cov[0] / spread
-                carry = mean + gain * off, cov - jnp.outer(gain, cov[0])
-                return carry, off * off / spread + jnp.log(spread)
+        def step(carry: Any, x: Any) -> tuple[Any, Array]:
+            (mean, cov), (gap, value) = carry, x
+            A = moved(rate, gap)
+            mean, cov = A @ mean, A @ (cov - prior) @ A.T + prior
+            spread, off = cov[0, 0] + noise, value - mean[0]
+            gain = cov[0] / spread
+            carry = mean + gain * off, cov - jnp.outer(gain, cov[0])
+            return carry, off * off / spread + jnp.log(spread)
 
-            start = jnp.zeros_like(prior[0]), prior
-            return 0.5 * jnp.sum(scan(step, start, (gaps, values))[1])
+        start = jnp.zeros_like(prior[0]), prior
+        return 0.5 * jnp.sum(scan(step, start, (gaps, values))[1])
 
-        return loss
-
-    return program, jnp.log(jnp.array([1.0, 1.0, 0.01])), (gaps, values)
+    return loss, jnp.log(jnp.array([1.0, 1.0, 0.01])), (gaps, values)
 
 
 def hierarchy(length: int, nodes: int = 20) -> Loop:
     """Every node filters what its parent believes, and adapts how fast it learns."""
     observed = jnp.cumsum(0.3 * jax.random.normal(jax.random.key(0), (length,)))
 
-    def program(scan: Scan) -> Loss:
-        def loss(params: Array, observed: Array) -> Array:
-            def step(carry: Any, seen: Array) -> tuple[Any, Array]:
-                new: dict[str, Array] = {}
-                surprise = jnp.zeros_like(seen)
-                for node in range(nodes):
-                    mean, precision, volatility = (carry[f"{name}{node}"] for name in "mpv")
-                    heard = seen if node == 0 else new[f"m{(node - 1) // 2}"]
-                    expected = 1 / (1 / precision + jnp.exp(params[node] + volatility))
-                    off = heard - mean
-                    new[f"p{node}"] = expected + 1
-                    new[f"m{node}"] = mean + off / (expected + 1)
-                    error = expected * off * off - 1
-                    new[f"v{node}"] = 0.9 * volatility + 0.1 * jnp.tanh(error)
-                    surprise += 0.5 * (expected * off * off - jnp.log(expected))
-                return new, surprise
+    def loss(scan: Scan, params: Array, observed: Array) -> Array:
+        def step(carry: Any, seen: Array) -> tuple[Any, Array]:
+            new: dict[str, Array] = {}
+            surprise = jnp.zeros_like(seen)
+            for node in range(nodes):
+                mean, precision, volatility = (carry[f"{name}{node}"] for name in "mpv")
+                heard = seen if node == 0 else new[f"m{(node - 1) // 2}"]
+                expected = 1 / (1 / precision + jnp.exp(params[node] + volatility))
+                off = heard - mean
+                new[f"p{node}"] = expected + 1
+                new[f"m{node}"] = mean + off / (expected + 1)
+                error = expected * off * off - 1
+                new[f"v{node}"] = 0.9 * volatility + 0.1 * jnp.tanh(error)
+                surprise += 0.5 * (expected * off * off - jnp.log(expected))
+            return new, surprise
 
-            zero = jnp.zeros_like(observed[0])
-            start = {f"{name}{node}": zero for name in "mv" for node in range(nodes)}
-            start |= {f"p{node}": zero + 1 for node in range(nodes)}
-            return jnp.sum(scan(step, start, observed)[1])
+        zero = jnp.zeros_like(observed[0])
+        start = {f"{name}{node}": zero for name in "mv" for node in range(nodes)}
+        start |= {f"p{node}": zero + 1 for node in range(nodes)}
+        return jnp.sum(scan(step, start, observed)[1])
 
-        return loss
-
-    return program, jnp.full(nodes, -2.0), (observed,)
+    return loss, jnp.full(nodes, -2.0), (observed,)
 
 
 def orbits(length: int, gap: float = 0.01) -> Loop:
@@ -108,63 +102,58 @@ def orbits(length: int, gap: float = 0.01) -> Loop:
     speeds = jnp.array([[0.0, 0, 0], [0, 1, 0], [-0.8, 0, 0], [0, -0.63, 0]])
     masses = jnp.array([1.0, 1e-3, 3e-3, 1e-3])
 
-    def program(scan: Scan) -> Loss:
-        def loss(params: tuple[Array, Array], places: Array) -> Array:
-            masses, speeds = params
+    def loss(scan: Scan, params: tuple[Array, Array], places: Array) -> Array:
+        masses, speeds = params
 
-            def pull(places: Array) -> Array:
-                apart = places[None] - places[:, None]
-                cubed = (jnp.square(apart).sum(-1) + jnp.eye(len(places))) ** 1.5
-                return jnp.einsum("j,ij,ijk->ik", masses, 1 / cubed, apart)
+        def pull(places: Array) -> Array:
+            apart = places[None] - places[:, None]
+            cubed = (jnp.square(apart).sum(-1) + jnp.eye(len(places))) ** 1.5
+            return jnp.einsum("j,ij,ijk->ik", masses, 1 / cubed, apart)
 
-            def step(carry: Any, _: None) -> tuple[Any, None]:
-                places, speeds = carry
-                places = places + 0.5 * gap * speeds
-                speeds = speeds + gap * pull(places)
-                return (places + 0.5 * gap * speeds, speeds), None
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            places, speeds = carry
+            places = places + 0.5 * gap * speeds
+            speeds = speeds + gap * pull(places)
+            return (places + 0.5 * gap * speeds, speeds), None
 
-            (places, speeds), _ = scan(step, (places, speeds), None, length)
-            return jnp.sum(jnp.sqrt(jnp.square(places[1:] - places[:1]).sum(-1)))
+        (places, speeds), _ = scan(step, (places, speeds), None, length)
+        return jnp.sum(jnp.sqrt(jnp.square(places[1:] - places[:1]).sum(-1)))
 
-        return loss
-
-    return program, (masses, speeds), (places,)
+    return loss, (masses, speeds), (places,)
 
 
 def cable(length: int, gap: float = 0.01) -> Loop:
     """The mean voltage after a current into the first compartment, by conductances."""
     current = jnp.where(jnp.arange(length) < length // 4, 20.0, 0.0)
 
-    def program(scan: Scan) -> Loss:
-        def loss(params: Array, current: Array) -> Array:
-            sodium, potassium, leak, axial = jnp.exp(params)
+    def loss(scan: Scan, params: Array, current: Array) -> Array:
+        sodium, potassium, leak, axial = jnp.exp(params)
 
-            def rates(v: Array) -> Iterator[tuple[Array, Array]]:
-                u = v + 40.001  # not at the removable singularity
-                yield 0.1 * u / (1 - jnp.exp(-u / 10)), 4 * jnp.exp(-(v + 65) / 18)
-                yield 0.07 * jnp.exp(-(v + 65) / 20), 1 / (1 + jnp.exp(-(v + 35) / 10))
-                u = v + 55.001
-                yield 0.01 * u / (1 - jnp.exp(-u / 10)), 0.125 * jnp.exp(-(v + 65) / 80)
+        def rates(v: Array) -> Iterator[tuple[Array, Array]]:
+            u = v + 40.001  # not at the removable singularity
+            yield 0.1 * u / (1 - jnp.exp(-u / 10)), 4 * jnp.exp(-(v + 65) / 18)
+            yield 0.07 * jnp.exp(-(v + 65) / 20), 1 / (1 + jnp.exp(-(v + 35) / 10))
+            u = v + 55.001
+            yield 0.01 * u / (1 - jnp.exp(-u / 10)), 0.125 * jnp.exp(-(v + 65) / 80)
 
-            def step(carry: Any, drive: Array) -> tuple[Any, Array]:
-                v, *gates = carry
-                pairs = zip(gates, rates(v), strict=True)
-                gates = [g + gap * (a * (1 - g) - b * g) for g, (a, b) in pairs]
-                m, h, n = gates
-                flow = sodium * m**3 * h * (50 - v) + potassium * n**4 * (-77 - v)
-                left, right = jnp.roll(v, 1).at[0].set(v[0]), jnp.roll(v, -1).at[-1].set(v[-1])
-                flow += leak * (-54.4 - v) + axial * (left + right - 2 * v)
-                v = v + gap * flow.at[0].add(drive)
-                return (v, *gates), v.mean()
+        def step(carry: Any, drive: Array) -> tuple[Any, Array]:
+            v, *gates = carry
+            pairs = zip(gates, rates(v), strict=True)
+            gates = [g + gap * (a * (1 - g) - b * g) for g, (a, b) in pairs]
+            m, h, n = gates
+            flow = sodium * m**3 * h * (50 - v) + potassium * n**4 * (-77 - v)
+            left, right = jnp.roll(v, 1).at[0].set(v[0]), jnp.roll(v, -1).at[-1].set(v[-1])
+            flow += leak * (-54.4 - v) + axial * (left + right - 2 * v)
+            v = v + gap * flow.at[0].add(drive)
+            return (v, *gates), v.mean()
 
-            start = tuple(jnp.full(8, at) for at in (-65.0, 0.05, 0.6, 0.32))
-            return jnp.mean(scan(step, start, current)[1])
+        start = tuple(jnp.full(8, at) for at in (-65.0, 0.05, 0.6, 0.32))
+        return jnp.mean(scan(step, start, current)[1])
 
-        return loss
-
-    return program, jnp.log(jnp.array([120.0, 36.0, 0.3, 5.0])), (current,)
+    return loss, jnp.log(jnp.array([120.0, 36.0, 0.3, 5.0])), (current,)
 
 
+SLOW = "filter"  # its gradient with unroll 4 compiles for minutes; not with --quick
 LOOPS = {
     "gp": (gp, 2000),
     "filter": (hierarchy, 614),
@@ -175,11 +164,10 @@ LOOPS = {
 
 def measured(name: str, direction: str, length: int, effort: Effort) -> Iterator[Row]:
     """All programs of a loop."""
-    program, params, inputs = LOOPS[name][0](length)
+    loss, params, inputs = LOOPS[name][0](length)
 
     def directed(scan: Scan) -> Loss:
-        loss = program(scan)
-        return loss if direction == "forward" else jax.grad(loss)
+        return partial(loss, scan) if direction == "forward" else jax.grad(partial(loss, scan))
 
     arguments = [
         (jax.tree.map(lambda x, i=i: x * (1 + 1e-3 * i), params), *inputs) for i in range(3)
@@ -187,22 +175,21 @@ def measured(name: str, direction: str, length: int, effort: Effort) -> Iterator
     loops = {name: f for name, f in baselines(directed, length, 0).items() if "16" not in name}
     labels = {"kind": name, "L": length, "direction": direction}
     case = Case(labels, arguments, loops, {"deeppcr": directed(deeppcr.scan)})
-    rows = list(bench(case, depth.at_hand(), effort))
-    plain = next(row for row in rows if row["program"] == SCAN)
+    first, *rows = bench(case, depth.at_hand(), effort)
+    yield first
     for row in rows:
-        yield row | ({} if row["baseline"] else {"scan compile s": plain.get("compile s")})
+        yield row | ({} if row["baseline"] else {"scan compile s": first.get("compile s")})
 
 
 def main(argv: list[str]) -> None:
     """Time all loops, in float64."""
     jax.config.update("jax_enable_x64", True)
-    several = {"lengths": "numbers of steps, in place of those of each loop"}
-    options = command.parser("loops", __doc__, tuple(LOOPS), several).parse_args(argv)
+    options = command.parser("loops", __doc__).parse_args(argv)
     effort = Effort(options.repeats)
     cases = [
-        partial(measured, name, direction, length, effort)
-        for name in options.parts
-        for length in options.lengths or [200 if options.quick else LOOPS[name][1]]
+        partial(measured, name, direction, min(length, 200) if options.quick else length, effort)
+        for name, (_, length) in LOOPS.items()
+        if not (options.quick and name == SLOW)
         for direction in ("forward", "gradient")
     ]
     command.run(options, cases, {"": COLUMNS}, summary=command.fastest)

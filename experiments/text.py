@@ -7,12 +7,10 @@ text     characters of the documentation that Python ships with: the most likely
 digits   scikit-learn's 8x8 digits, drawn pixel by pixel, of 17 levels
 flow     digits with noise from an autoregressive flow: z -> x in 64 dimensions, real numbers
 
-Guesses are zeros, or the text that follows the longest part of the prompt in the training set. The
-sequential programs are a loop that keeps keys and values, one entry an evaluation ("cached loop"),
-and the map evaluated for one entry after another ("loop").
+The guess is zeros. The sequential programs are a loop that keeps keys and values, one entry an
+evaluation ("cached loop"), and the map evaluated for one entry after another ("loop").
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,11 +28,11 @@ from experiments.models.training import Params, normal, train
 
 TAKES = "8 min"
 WIDTH, HEADS, LAYERS, BATCH, RATE = 64, 4, 2, 16, 3e-3
+STEPS, QUICK_STEPS = 1000, 50  # of the training
 LENGTH, PROMPT = 160, 32
 LEVELS, PIXELS = 17, 64
 COLUMNS = {
     "entries": "what is computed: entries after the prompt, each one evaluation of a loop",
-    "guess": "of all entries, before the first evaluation",
     "L": "number of entries",
     "iterations": "evaluations that `deeppcr.triangular` takes (mean)",
     "an evaluation": "entries / iterations",
@@ -121,26 +119,25 @@ def outputs(entries: Map, params: Params, y: Array) -> Array:
     return transformer(params, x, jnp.arange(len(y)), empty(len(y)))[0]
 
 
-Given = tuple[Params, Array, Array, Array]  # weights, guess, prompt, noise
-
-
-def parallel(entries: Map, window: int | None, given: Given) -> deeppcr.TriangularSolution:
+@partial(jax.jit, static_argnums=(0, 1))
+def parallel(
+    entries: Map, window: int | None, params: Params, prompt: Array, noise: Array
+) -> deeppcr.TriangularSolution:
     """By `deeppcr.triangular`; the sequential program with a window of 1."""
-    params, guess, prompt, noise = given
 
     def step(y: Array) -> Array:
         new = entries.decide(outputs(entries, params, y), noise)
         return new.at[: len(prompt)].set(prompt)
 
-    return deeppcr.triangular(step, guess, window=window)
+    return deeppcr.triangular(step, jnp.zeros(len(noise), prompt.dtype), window=window)
 
 
-def cached_loop(entries: Map, given: Given) -> Array:
+@partial(jax.jit, static_argnums=0)
+def cached_loop(entries: Map, params: Params, prompt: Array, noise: Array) -> Array:
     """The prompt at once, then one entry an evaluation, with keys and values of those before it."""
-    params, guess, prompt, noise = given
     first = len(prompt)
     x = jnp.pad(entries.embed(params, prompt), [(1, 0), (0, 0)])
-    found, caches = transformer(params, x, jnp.arange(first + 1), empty(len(guess)))
+    found, caches = transformer(params, x, jnp.arange(first + 1), empty(len(noise)))
 
     def one(carry: Any, index: Array) -> tuple[Any, Array]:
         last, caches = carry
@@ -150,7 +147,7 @@ def cached_loop(entries: Map, given: Given) -> Array:
         return (new, caches), new
 
     new = entries.decide(found[-1:], noise[first : first + 1])[0]
-    _, rest = lax.scan(one, (new, caches), jnp.arange(first + 1, len(guess)))
+    _, rest = lax.scan(one, (new, caches), jnp.arange(first + 1, len(noise)))
     return jnp.concatenate([prompt, new[None], rest])
 
 
@@ -173,52 +170,29 @@ def trained(entries: Map, data: np.ndarray, length: int, steps: int) -> Params:
     return train(loss, first, steps, RATE, jax.random.key(1))
 
 
-def following(text: str, found: str) -> str:
-    """A prompt, and what follows the longest end of it in the text, character by character."""
-    while len(found) < LENGTH:
-        ends = (found[-size:] for size in range(12, 0, -1))
-        places = (text.find(end) + len(end) for end in ends if end in text[:-1])
-        found += text[next(places, 0)]
-    return found
-
-
 def measured(
-    name: str, entries: Map, params: Params, guesses: Any, rest: Any, effort: Effort
-) -> Iterator[Row]:
-    """A row for each kind of guess, of examples: their guesses, and the ``rest`` of each."""
-    for guess, mine in guesses.items():
-        given = [(params, jnp.asarray(y), *own) for y, own in zip(mine, rest, strict=True)]
-        programs = compiled(entries)
-        found, loops, others = (map_all(f, given) for f in programs.values())
-        count, values = len(mine[0]) - len(rest[0][0]), [each.value for each in found]
-        iterations = float(np.mean([int(each.iterations) for each in found]))
-        calls = {key: partial(map_all, f, given) for key, f in programs.items()}
-        times = interleave(calls, effort)
-        yield {
-            "entries": name,
-            "guess": guess,
-            "L": count,
-            "iterations": iterations,
-            "an evaluation": count / iterations,
-            **{key: 1e3 * time.median / len(given) for key, time in times.items()},
-            "equal": agreement(values, [each.value for each in loops]),
-            "equal, cached": agreement(values, others),
-        }
-
-
-@functools.cache
-def compiled(entries: Map) -> dict[str, Callable[[Given], Any]]:
-    """The programs, by the column of their time."""
-    return {
-        "ms": jax.jit(partial(parallel, entries, None)),
-        "loop ms": jax.jit(partial(parallel, entries, 1)),
-        "cached loop ms": jax.jit(partial(cached_loop, entries)),
+    name: str, entries: Map, params: Params, prompts: Any, noise: Array, effort: Effort
+) -> Row:
+    """The mean over examples, one after another."""
+    programs: dict[str, Callable[..., Any]] = {  # by the column of their time
+        "ms": partial(parallel, entries, None, params),
+        "loop ms": partial(parallel, entries, 1, params),
+        "cached loop ms": partial(cached_loop, entries, params),
     }
-
-
-def map_all(f: Callable[[Given], Any], given: list[Given]) -> list[Any]:
-    """One example after another."""
-    return [f(each) for each in given]
+    given = list(zip(map(jnp.asarray, prompts), noise, strict=True))
+    calls = {key: partial(lambda f: [f(*each) for each in given], f) for key, f in programs.items()}
+    found, loops, others = (call() for call in calls.values())
+    count, values = noise.shape[1] - len(prompts[0]), [each.value for each in found]
+    iterations = float(np.mean([int(each.iterations) for each in found]))
+    return {
+        "entries": name,
+        "L": count,
+        "iterations": iterations,
+        "an evaluation": count / iterations,
+        **{key: 1e3 * time.median / len(given) for key, time in interleave(calls, effort).items()},
+        "equal": agreement(values, [each.value for each in loops]),
+        "equal, cached": agreement(values, others),
+    }
 
 
 def agreement(found: list[Array], others: list[Array]) -> float:
@@ -226,8 +200,8 @@ def agreement(found: list[Array], others: list[Array]) -> float:
     return float(np.mean(np.isclose(found, others, rtol=1e-4, atol=1e-4)))
 
 
-def text(steps: int, count: int, effort: Effort) -> Iterator[Row]:
-    """Characters, the most likely and drawn ones."""
+def characters(steps: int, count: int, effort: Effort) -> Iterator[Row]:
+    """Text, the most likely and drawn."""
     from pydoc_data.topics import topics
 
     words = "".join(filter(str.isascii, "".join(topics.values()))).split()
@@ -238,18 +212,12 @@ def text(steps: int, count: int, effort: Effort) -> Iterator[Row]:
     params = trained(entries, numbers[None, :most], LENGTH, steps)
     starts = np.random.default_rng(0).integers(most, len(whole) - PROMPT, count)
     prompts = [numbers[start : start + PROMPT] for start in starts]
-    copied = [following(whole[:most], whole[start : start + PROMPT]) for start in starts]
-    guesses = {
-        "zeros": np.zeros((count, LENGTH), np.int32),
-        "following text": np.array([[*map(letters.index, each)] for each in copied], np.int32),
-    }
     noise = jax.random.gumbel(jax.random.key(2), (count, LENGTH, len(letters)), jnp.float32)
     for name, scale in (("text, greedy", 0.0), ("text, drawn", 1.0)):
-        rest = list(zip(map(jnp.asarray, prompts), scale * noise, strict=True))
-        yield from measured(name, entries, params, guesses, rest, effort)
+        yield measured(name, entries, params, prompts, scale * noise, effort)
 
 
-def drawn(name: str, entries: Map, steps: int, count: int, effort: Effort) -> Iterator[Row]:
+def pixels(name: str, entries: Map, steps: int, count: int, effort: Effort) -> Iterator[Row]:
     """Digits, ``[1797, 64]``, drawn pixel by pixel: of 17 levels, or real."""
     from sklearn.datasets import load_digits
 
@@ -259,23 +227,17 @@ def drawn(name: str, entries: Map, steps: int, count: int, effort: Effort) -> It
         data = (data + np.random.default_rng(0).uniform(size=data.shape)).astype(np.float32) / 8 - 1
         noise = jax.random.normal(jax.random.key(2), shape, jnp.float32)
     params = trained(entries, data, PIXELS, steps)
-    rest = [(jnp.zeros(0, data.dtype), own) for own in noise]
-    guesses = {"zeros": np.zeros(shape, data.dtype)}
-    yield from measured(name, entries, params, guesses, rest, effort)
-
-
-PARTS: dict[str, Callable[[int, int, Effort], Iterator[Row]]] = {
-    "text": text,
-    "digits": partial(drawn, "digits, drawn", tokens(LEVELS)),
-    "flow": partial(drawn, "flow", FLOW),
-}
+    yield measured(name, entries, params, [data[0, :0]] * count, noise, effort)
 
 
 def main(argv: list[str]) -> None:
     """Train and measure."""
-    steps_of = {"steps": "training steps (1000, quick: 50)"}
-    options = command.parser("text", __doc__, tuple(PARTS), numbers=steps_of).parse_args(argv)
-    steps, count = options.steps or (50 if options.quick else 1000), 2 if options.quick else 16
-    effort = Effort(options.repeats)
-    cases = [partial(PARTS[part], steps, count, effort) for part in options.parts]
+    options = command.parser("text", __doc__).parse_args(argv)
+    steps, count = (QUICK_STEPS, 2) if options.quick else (STEPS, 16)
+    parts: list[Callable[..., Iterator[Row]]] = [
+        characters,
+        partial(pixels, "digits, drawn", tokens(LEVELS)),
+        partial(pixels, "flow", FLOW),
+    ]
+    cases = [partial(part, steps, count, Effort(options.repeats)) for part in parts]
     command.run(options, cases, {"": COLUMNS}, together=[""])

@@ -70,7 +70,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (iterations, "LOOP", 0),
         (iterations, "LOGISTIC_LENGTH", 12),
         (compile_time, "training", lambda *_, original=compile_time.training: original(2, 3)),
-        (loops, "LOOPS", loops.LOOPS | {"filter": (partial(loops.hierarchy, nodes=2), 3)}),
+        (
+            loops,
+            "LOOPS",
+            {"orbits": (loops.orbits, 3), "few nodes": (partial(loops.hierarchy, nodes=2), 3)},
+        ),
+        (text, "QUICK_STEPS", 2),
         (text, "LAYERS", 1),
         (text, "WIDTH", 8),
         (text, "LENGTH", 10),
@@ -120,14 +125,14 @@ RUNS: dict[str, tuple[Any, tuple[str, ...], int]] = {  # module, options, number
     "iterations": (iterations, FEW, 2 + 5 + 3 * 2 + 3),
     "headline": (headline, FEW, 5 + 3),
     "mlp": (mlp, FEW, 3 + 4),
-    "loops": (loops, (*FEW, "--lengths", "3", "--parts", "orbits", "filter"), 2 * 2 * 2),
+    "loops": (loops, FEW, 2 * 2 * 2),
     "recurrence": (
         recurrence,
         (*FEW, "--lengths", "12", "--widths", "2", "--solvers", "pcr"),
         5 + 1,
     ),
     "resnet": (resnet, FEW, 2 + 2 + 1),
-    "text": (text, (*FEW, "--steps", "2"), 2 * 2 + 1 + 1),
+    "text": (text, FEW, 2 + 1 + 1),
 }
 
 
