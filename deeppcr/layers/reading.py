@@ -21,7 +21,7 @@ class Layer(NamedTuple):
         given: the layer, as it was given.
         code: the part that equal layers share.
         arrays: its own arrays.
-        takes: the types of its input.
+        takes: its input, as `jax.ShapeDtypeStruct`.
         kind: a number, the same for layers with equal code, types of arrays and types of input.
         returns: its output, as `jax.ShapeDtypeStruct`; None if it is unknown.
         acts: its other effects, as text; "" if it has none.
@@ -83,8 +83,9 @@ class Reader:
         }
 
     def _look(self, layer: Any, x: Any) -> Layer:
-        (code, arrays), takes = take_apart(layer), types_of(x)
-        kind = self._kinds.setdefault((code, array_types(arrays), takes), len(self._kinds))
+        code, arrays = take_apart(layer)
+        key = code, array_types(arrays), types_of(x)
+        kind = self._kinds.setdefault(key, len(self._kinds))
         if kind not in self._trials:
             try:
                 if not self._trusts:
@@ -98,7 +99,7 @@ class Reader:
         trial = self._trials[kind]
         if isinstance(trial, Exception):
             raise trial
-        return Layer(layer, code, arrays, takes, kind, *trial)
+        return Layer(layer, code, arrays, x, kind, *trial)
 
 
 def try_code(code: Code, arrays: Sequence[Any], x: Any) -> tuple[Any, str, int]:

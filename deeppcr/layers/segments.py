@@ -176,7 +176,7 @@ def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
         period, length = _longest_run(kinds[start:])
         reason = reasons[start]
         if length == 1 and not reason:
-            keeps_type = layers[start].takes == types_of(layers[start].returns)
+            keeps_type = types_of(layers[start].takes) == types_of(layers[start].returns)
             reason = ALONE if keeps_type else "it changes shape or dtype"
         own = layers[start : start + period * length]
         found.append(Segment(own, offset + start, period, reason))
@@ -207,7 +207,7 @@ def _row(segment: Segment) -> tuple[str, ...]:
     first, last = segment.start, segment.start + len(segment.layers) - 1
     state, returned = (
         ", ".join(f"{dtype}{list(shape)}" for shape, dtype, _ in types[1:])
-        for types in (segment.layers[0].takes, types_of(segment.layers[-1].returns))
+        for types in map(types_of, (segment.layers[0].takes, segment.layers[-1].returns))
     )
     return (
         str(first) if first == last else f"{first}..{last}",

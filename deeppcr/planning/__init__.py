@@ -4,7 +4,7 @@ Both are tools beside a call: "auto" decides by the rule in `deeppcr.choose`.
 """
 
 from deeppcr.planning.plan import plan
-from deeppcr.planning.report import ChainPlan, Plan
+from deeppcr.planning.report import Plan
 from deeppcr.planning.tune import tune
 
-__all__ = ["ChainPlan", "Plan", "plan", "tune"]
+__all__ = ["Plan", "plan", "tune"]

@@ -14,7 +14,7 @@ from deeppcr.axis import ChainSharding
 from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_chain, with_outputs
 from deeppcr.checks import describe
 from deeppcr.choose import AdjointOption, Method, left_to_jax
-from deeppcr.layers import Description, Repeated
+from deeppcr.layers import Repeated
 from deeppcr.layers import describe as describe_layers
 from deeppcr.layers.reading import is_sequential
 from deeppcr.lower import is_eager
@@ -50,22 +50,21 @@ class Instance:
     @cached_property
     def traced(self) -> TracedChain:
         """The chain, traced once, with shapes alone."""
-        found: list[TracedChain] = []
 
-        def trace(state: Any, inputs: Any) -> None:
-            rest = self.length, self.batch_ndim, self.name
-            found.append(trace_chain(self.f, state, inputs, *rest))
+        def trace(state: Any, inputs: Any) -> TracedChain:
+            chain = trace_chain(self.f, state, inputs, self.length, self.batch_ndim, self.name)
+            return dataclasses.replace(chain, function=None, adapt=None)
 
-        jax.eval_shape(trace, self.state, self.inputs)
-        return found[0]
+        found: TracedChain = jax.eval_shape(trace, self.state, self.inputs)
+        return found
 
     @property
     def has_arrays(self) -> bool:
         """Whether the chain can be run now: it has arrays, not shapes or tracers."""
         leaves = jax.tree.leaves((self.state, self.inputs))
-        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves) or not is_eager(leaves):
-            return False
-        return all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
+        shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+        here = all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
+        return here and not shapes and is_eager(leaves)
 
     def solve(self, state: Any, inputs: Any, **options: Any) -> Solution:
         """`deeppcr.solve` of the chain, from another state, with other inputs."""
@@ -78,49 +77,40 @@ class Instance:
         The gradient is that of the mean square of all states. Of a step with forward mode only, it
         is the derivative along the state.
         """
-        step = self.traced.step
 
         def states(state: Any, inputs: Any) -> Any:
-            options = {} if adjoint is None else {"adjoint": adjoint}
-            return self.solve(state, inputs, method=method, **options).trajectory
+            return self.solve(state, inputs, method=method, adjoint=adjoint or "auto").trajectory
 
         def loss(state: Any, inputs: Any) -> Any:
             leaves = jax.tree.leaves(states(state, inputs))
             return sum(jnp.mean(jnp.abs(z).astype(jnp.float32) ** 2) for z in leaves)
 
-        def pushed(state: Any, inputs: Any) -> Any:
-            return jax.jvp(lambda state: loss(state, inputs), (state,), (state,))
-
-        if adjoint is None or step.not_differentiable:
+        if adjoint is None or self.traced.step.not_differentiable:
             return states
-        return pushed if step.forwards_only else jax.grad(loss, argnums=(0, 1), allow_int=True)
+        if self.traced.step.forwards_only:
+            return lambda state, inputs: jax.jvp(lambda z: loss(z, inputs), (state,), (state,))
+        return jax.grad(loss, argnums=(0, 1), allow_int=True)
 
 
-def instances_of(
-    program: Any,
-    init: Any,
-    xs: Any,
-    length: int | None,
-    reverse: bool,
-    batch_ndim: int | None,
-) -> tuple[Description | None, list[Instance]]:
-    """The description of layers, None for a chain or a step; and each chain, one or more.
+def instance_of(
+    program: Any, init: Any, xs: Any, length: int | None, reverse: bool, batch_ndim: int | None
+) -> Instance:
+    """The chain of a step, a `Chain`, or layers: the longest of theirs.
 
     The state of a chain after other layers consists of shapes.
     """
     is_chain = isinstance(program, Chain)
     is_layers = isinstance(program, Repeated) or is_sequential(program) or not callable(program)
     if (is_chain or is_layers) and not (xs is None is length and not reverse):
-        what = "a list of layers, which hold their own arrays: plan(layers, x)"
-        if is_chain:
-            what = "a Chain, which has its own inputs: plan(chain, z0)"
         raise TypeError(
-            f"xs, length or reverse was given, but program is {what}; expected none of them."
+            "xs, length or reverse was given, but program is a "
+            f"{'Chain: plan(chain, z0)' if is_chain else 'list of layers: plan(layers, x)'}; "
+            "expected none of them, since it has its own inputs."
         )
     if is_chain:
-        steps = chain_length(program.inputs, program.length, "chain.inputs")
-        parts = with_outputs(program.step), init, program.inputs, steps
-        return None, [Instance(*parts, batch_ndim or 0, "z0", program.sharding)]
+        xs, steps = program.inputs, chain_length(program.inputs, program.length, "chain.inputs")
+        parts = with_outputs(program.step), init, xs, steps, batch_ndim or 0, "z0"
+        return Instance(*parts, program.sharding)
     if not is_layers:
         if xs is None and length is None:
             raise TypeError(
@@ -128,30 +118,21 @@ def instances_of(
                 "expected plan(f, init, xs) or plan(f, init, length=L) with "
                 "f(carry, x) -> (carry, y), as for scan; or a list of layers, plan(layers, x)."
             )
-        steps, xs = chain_length(xs, length, "xs"), _reversed(xs) if reverse else xs
-        return None, [Instance(program, init, xs, steps, batch_ndim or 0, "init")]
-    layers, found = describe_layers(program, init), []
-    for index, segment in enumerate(layers.segments):
-        if not segment.reason:
-            run = segment.stacked()
-            tree, *types = segment.layers[0].takes
-            shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in types]
-            state = jax.tree.unflatten(tree, shapes) if index else init
-            batch = vector_batch(state) if batch_ndim is None else batch_ndim
-            parts = with_outputs(run.step), state, run.inputs, run.length
-            found.append(Instance(*parts, batch, "x"))
-    if not layers.segments:
-        raise ValueError("program is an empty list, expected two layers or more.")
-    if not found:
+        steps, xs = chain_length(xs, length, "xs"), jax.tree.map(_reversed, xs) if reverse else xs
+        return Instance(program, init, xs, steps, batch_ndim or 0, "init")
+    layers = describe_layers(program, init)
+    chains = [segment for segment in layers.segments if not segment.reason]
+    if not chains:
         raise ValueError(f"there is no chain: no two neighbouring layers are alike.\n{layers}")
-    return layers, found
+    segment = max(chains, key=lambda segment: len(segment.layers))
+    run, state = segment.stacked(), segment.layers[0].takes if segment.start else init
+    batch = vector_batch(state) if batch_ndim is None else batch_ndim
+    return Instance(with_outputs(run.step), state, run.inputs, run.length, batch, "x")
 
 
-def _reversed(xs: Any) -> Any:
+def _reversed(x: Any) -> Any:
     """The inputs from the last to the first."""
-    return jax.tree.map(
-        lambda x: x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x)[::-1], xs
-    )
+    return x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x)[::-1]
 
 
 def gradients(chain: TracedChain, methods: Sequence[Method]) -> list[Pair]:
@@ -166,15 +147,9 @@ def name_of_pair(method: Method, adjoint: AdjointOption) -> str:
     """The name of a method, and of an adjoint unless it is None."""
     if isinstance(method, Newton):
         name = "Newton"
-    elif method.fused:
-        name = "fused loop"
     else:
         name = "sequential" if method.unroll == 1 else f"unroll {method.unroll}"
-    match adjoint:
-        case Adjoint():
-            return f"{name} / blocks"
-        case Backpropagation():
-            return f"{name} / backprop"
-        case Autodiff(unroll=unroll):
-            return f"{name} / autodiff" + (f", unroll {unroll}" if unroll > 1 else "")
-    return name
+        name = "fused loop" if method.fused else name
+    if isinstance(adjoint, Autodiff):
+        return f"{name} / autodiff" + (f", unroll {adjoint.unroll}" if adjoint.unroll > 1 else "")
+    return name + {Adjoint: " / blocks", Backpropagation: " / backprop"}.get(type(adjoint), "")

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from deeppcr.adjoint import Autodiff
 from deeppcr.choose import AdjointOption, Method
-from deeppcr.layers import Description
 from deeppcr.linearize import Choice
 from deeppcr.newton import Newton
 from deeppcr.planning.instance import name_of_pair
@@ -46,13 +45,13 @@ class Candidate:
 
 def baseline(candidates: Sequence[Candidate]) -> Candidate:
     """The sequential program, and jax's own derivative of it."""
-    plain = Sequential(), (None, Autodiff())
-    return next(one for one in candidates if one.method == plain[0] and one.adjoint in plain[1])
+    plain = [(Sequential(), None), (Sequential(), Autodiff())]
+    return next(one for one in candidates if (one.method, one.adjoint) in plain)
 
 
 @dataclasses.dataclass(frozen=True)
-class ChainPlan:
-    """The plan of one chain. Printed, the choice, its structure, and the candidates.
+class Plan:
+    """What "auto" takes and why, and what each candidate is predicted to take. Printed, a table.
 
     Attributes:
         structure: which entries of the state influence each other, as its program proves.
@@ -61,6 +60,12 @@ class ChainPlan:
         found: what is printed above the candidates, by name.
         forward: the candidates for a forward pass, the chosen one first.
         gradient: the candidates for a forward and a backward pass, the chosen one first.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
+        >>> plan = deeppcr.plan(chain, jnp.zeros(64), device="H200")
+        >>> plan.predicted_speedup > 2
+        True
     """
 
     structure: Structure
@@ -69,6 +74,16 @@ class ChainPlan:
     found: Mapping[str, str]
     forward: tuple[Candidate, ...]
     gradient: tuple[Candidate, ...]
+
+    @property
+    def method(self) -> Method:
+        """What "auto" takes, as a value of ``method=``; with a sample, what it should take."""
+        return self.forward[0].method
+
+    @property
+    def adjoint(self) -> AdjointOption:
+        """What "auto" takes, as a value of ``adjoint=``."""
+        return self.gradient[0].adjoint
 
     @property
     def sequential(self) -> Candidate:
@@ -85,90 +100,40 @@ class ChainPlan:
         """The candidate for a forward pass by Newton's method; None if it is not tried."""
         return next((one for one in self.forward if isinstance(one.method, Newton)), None)
 
-    def __str__(self) -> str:
-        head = table((), list(self.found.items()), "<<")
-        rows = self._rows(self.forward) + ([] if self.newton else [UNTRIED])
-        rows += [("gradient",), *self._rows(self.gradient)]
-        body = table(HEAD, rows, "<>>><")
-        last = body.index(HEAD[3]) + len(HEAD[3]) + 2
-        return f"{_folded(head, max(map(len, self.found)) + 2)}\n\n{_folded(body, last)}"
-
-    def _rows(self, found: tuple[Candidate, ...]) -> list[tuple[str, ...]]:
-        """The chosen candidate first, then the fastest."""
-        chosen, plain = found[0], baseline(found)
-        rows: list[tuple[str, ...]] = []
-        for one in sorted(found, key=lambda one: (one is not chosen, one.seconds)):
-            faster, why = self._verdict(one, plain)
-            verdict = ": ".join(filter(None, ("chosen" if one is chosen else faster, why)))
-            numbers = count(one.cost.depth), seconds(one.seconds)
-            rows.append((f"  {one.name}", *numbers, f"{plain.seconds / one.seconds:.2f}x", verdict))
-        return rows
-
-    def _verdict(self, one: Candidate, plain: Candidate) -> tuple[str, str]:
-        """Whether it is faster or slower than the sequential program, and why."""
-        if one is plain:
-            return "", ""
-        if one.seconds < plain.seconds:
-            if plain.cost.depth <= 1.2 * one.cost.depth:
-                return "faster", "cheaper steps"
-            return "faster", "less depth" if self.device.platform == "cpu" else "fewer launches"
-        more = one.cost.work / max(plain.cost.work, 1)
-        return "slower", f"{digits(more)}x the work" if more > 1.2 else ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What "auto" takes and why, and what each candidate is predicted to take. Printed, a table.
-
-    Attributes:
-        layers: the chains and single layers in a list of layers, as `deeppcr.layers.describe`
-            returns them; None for a `Chain`.
-        chains: the plan of each chain: a list of layers may form several. All properties except the
-            speedups are those of ``main``.
-
-    Example:
-        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
-        >>> plan = deeppcr.plan(chain, jnp.zeros(64), device="H200")
-        >>> plan.predicted_speedup > 2
-        True
-    """
-
-    layers: Description | None
-    chains: tuple[ChainPlan, ...]
-
-    @property
-    def main(self) -> ChainPlan:
-        """The plan of the chain whose sequential program takes longest, with its candidates."""
-        return max(self.chains, key=lambda chain: chain.sequential.seconds)
-
-    @property
-    def method(self) -> Method:
-        """What "auto" takes, as a value of ``method=``; with a sample, what it should take."""
-        return self.main.forward[0].method
-
-    @property
-    def adjoint(self) -> AdjointOption:
-        """What "auto" takes, as a value of ``adjoint=``."""
-        return self.main.gradient[0].adjoint
-
     @property
     def predicted_speedup(self) -> float:
-        """Speedup of the forward pass over the sequential program, of all chains together."""
-        return _speedup([chain.forward for chain in self.chains])
+        """Speedup of the forward pass over the sequential program."""
+        return self.sequential.seconds / self.forward[0].seconds
 
     @property
     def gradient_speedup(self) -> float:
-        """Speedup of forward and backward pass over jax's own gradient, of all chains together."""
-        return _speedup([chain.gradient for chain in self.chains])
+        """Speedup of forward and backward pass over jax's own gradient of that program."""
+        return self.autodiff.seconds / self.gradient[0].seconds
+
+    @property
+    def main(self) -> "Plan":
+        """The plan itself, which once was one for each chain of a list of layers."""
+        return self
 
     def __str__(self) -> str:
-        layers = [_folded(str(self.layers), 4)] if self.layers else []
-        return "\n\n".join([*layers, *map(str, self.chains)])
+        rows = _rows(self.forward) + ([] if self.newton else [UNTRIED])
+        body = table(HEAD, [*rows, ("gradient",), *_rows(self.gradient)], "<>>><")
+        head = table((), [*self.found.items()], "<<")
+        return f"{_folded(head, max(map(len, self.found)) + 2)}\n\n{_folded(body, 4)}"
 
 
-def _speedup(found: Sequence[Sequence[Candidate]]) -> float:
-    plain = sum(baseline(candidates).seconds for candidates in found)
-    return plain / sum(candidates[0].seconds for candidates in found)
+def _rows(found: Sequence[Candidate]) -> list[tuple[str, ...]]:
+    """The chosen candidate first, then the fastest."""
+    chosen, plain = found[0], baseline(found)
+    rows: list[tuple[str, ...]] = []
+    for one in sorted(found, key=lambda one: (one is not chosen, one.seconds)):
+        more = one.cost.work / max(plain.cost.work, 1)
+        words = ["chosen"] * (one is chosen) + [f"{digits(more)}x the work"] * (more > 1.2)
+        numbers = count(one.cost.depth), seconds(one.seconds)
+        rows.append(
+            (f"  {one.name}", *numbers, f"{plain.seconds / one.seconds:.2f}x", ", ".join(words))
+        )
+    return rows
 
 
 def _folded(text: str, indent: int) -> str:

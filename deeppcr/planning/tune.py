@@ -1,8 +1,7 @@
 """`tune`: times the few sensible pairs of method and adjoint on the user's own arrays."""
 
+import math
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Never
 
 import jax
@@ -11,12 +10,12 @@ from deeppcr.checks import describe, unknown_keyword
 from deeppcr.choose import UNROLL, AdjointOption, Method
 from deeppcr.lower import target
 from deeppcr.newton import Newton
-from deeppcr.planning.instance import Instance, Pair, gradients, instances_of, name_of_pair
+from deeppcr.planning.instance import Instance, Pair, gradients, instance_of, name_of_pair
 from deeppcr.sequential import Sequential, kernel_of
 from depth.report import seconds, table
 
 TRIAL = 0.2  # seconds for each pair
-MOST_CALLS = 50
+LEAST_CALLS, MOST_CALLS = 3, 50  # the first warms up
 
 
 def tune(
@@ -35,8 +34,7 @@ def tune(
     then prints a table: the honest answer to "should I use it?" on this machine.
 
     Args:
-        program: as in `plan`: a step with ``init`` and ``xs``, a `Chain`, or layers. Of layers with
-            several chains, the first is timed.
+        program: as in `plan`: a step with ``init`` and ``xs``, a `Chain`, or layers.
         init: as in `plan`; arrays.
         xs: as in `plan`.
         length: as in `plan`.
@@ -60,7 +58,7 @@ def tune(
     """
     if unknown:
         raise unknown_keyword(tune, unknown)
-    instance = instances_of(program, init, xs, length, reverse, batch_ndim)[1][0]
+    instance = instance_of(program, init, xs, length, reverse, batch_ndim)
     if not instance.has_arrays:
         raise ValueError(
             f"{instance.name} is {describe(instance.state)}, expected arrays outside of jax.jit: "
@@ -85,20 +83,14 @@ def _rows(found: dict[Pair, float]) -> list[tuple[str, ...]]:
 
 def _seconds(instance: Instance, pairs: list[Pair]) -> dict[Pair, float]:
     """The seconds of each pair: the minimum of several interleaved calls."""
-    arguments = instance.state, instance.inputs
-    calls: dict[Pair, Callable[[], Any]] = {}
-    for pair in pairs:
-        run = jax.jit(instance.program(*pair)).lower(*arguments).compile()
-        calls[pair] = partial(run, *arguments)
-    least = {pair: _clock(call) for pair, call in calls.items()}  # the first call warms up
-    rounds = {pair: max(3, min(MOST_CALLS, int(TRIAL / t))) for pair, t in least.items()}
+    arguments, least = (instance.state, instance.inputs), dict.fromkeys(pairs, math.inf)
+    compiled = [jax.jit(instance.program(*pair)).lower(*arguments).compile() for pair in pairs]
+    end = time.perf_counter() + TRIAL * len(pairs)
     for k in range(MOST_CALLS):
-        for pair in (pair for pair in pairs if k < rounds[pair]):
-            least[pair] = min(least[pair], _clock(calls[pair]))
+        for pair, run in zip(pairs, compiled, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(run(*arguments))
+            least[pair] = min(least[pair], time.perf_counter() - start)
+        if k >= LEAST_CALLS and time.perf_counter() > end:
+            break
     return least
-
-
-def _clock(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(call())
-    return time.perf_counter() - start
