@@ -7,16 +7,37 @@ other arrays. Two layers are equal if their trees are, and if their arrays have 
 """
 
 import dataclasses
+import enum
+import functools
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from deeppcr.layers.pure import IMMUTABLE, JITTED, PARTIALS, InTurn, Own, is_library, is_named
+LIBRARIES = frozenset(
+    str.split("""
+    jax jaxlib numpy ml_dtypes flax equinox haiku optax chex jaxtyping einops lineax optimistix
+    diffrax distrax deeppcr depth builtins math cmath operator _operator functools _functools
+    itertools collections _collections _collections_abc enum dataclasses typing abc _abc types copy
+    """)
+)
+IMMUTABLE: Any = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
+IMMUTABLE += (np.generic, np.dtype, enum.Enum, frozenset)
+PARTIALS = (functools.partial, jax.tree_util.Partial)
+
+
+class InTurn(Exception):
+    """Why a layer has to be called in its turn."""
+
+
+class Own(NamedTuple):
+    """The code of a function, without what it was given; or the methods of a class."""
+
+    value: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +81,6 @@ class Identity:
     def __hash__(self) -> int:
         return id(self.value)
 
-    def __repr__(self) -> str:
-        return repr(self.value)
-
 
 def key_of(value: Any) -> Hashable:
     """A key, equal for two values if no program can tell them apart, as it can 1 and True."""
@@ -85,21 +103,20 @@ def take_apart(layer: Any) -> tuple[Code, list[Any]]:
     arrays: list[Any] = []
 
     def split(value: Any) -> Code:
-        if isinstance(value, jax.Array) or (
-            type(value) is np.ndarray and value.dtype.kind in "fcV"
-        ):
+        is_numbers = type(value) is np.ndarray and value.dtype.kind in "fcV"
+        if is_numbers or isinstance(value, jax.Array):
             arrays.append(value)
             return Code("array")
-        key, parts, make, fixed = _composite(value)
+        key, parts, make, fixed = composite(value)
         return Code(key, tuple(map(split, parts)), make, fixed)
 
     return split(as_callable(layer)), arrays
 
 
-def _composite(value: Any) -> tuple[Hashable, Any, Callable[[list[Any]], Any], tuple[Any, ...]]:
+def composite(value: Any) -> tuple[Hashable, Any, Callable[[list[Any]], Any], tuple[Any, ...]]:
     """The key, the parts, the function that puts them together, and what else its code reaches."""
-    linen: Any = sys.modules.get("flax.linen")
-    if linen is not None and isinstance(value, linen.Module) and value.scope is not None:
+    linen: Any = getattr(sys.modules.get("flax.linen"), "Module", ())
+    if isinstance(value, linen) and value.scope is not None:
         if value.scope.rngs or value.scope.mutable:
             raise InTurn("it is bound with random numbers, or with variables that it changes")
         unbound, variables = value.unbind()
@@ -112,22 +129,15 @@ def _composite(value: Any) -> tuple[Hashable, Any, Callable[[list[Any]], Any], t
         parts = (value.func, *value.args, *value.keywords.values())
         return (kind, names), parts, partial(_bind, kind, names), ()
     if kind is types.FunctionType and not (value.__dict__ or is_named(value)):
-        parts = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        parts += tuple(cell.cell_contents for cell in value.__closure__ or ())
         counts = len(value.__defaults__ or ()), tuple(value.__kwdefaults__ or ())
         key = value.__code__, id(value.__globals__), counts
-        return key, parts, partial(_define, value), (Own(value),)
+        return key, held_by(value), partial(_define, value), (Own(value),)
     if kind is dict:  # in its own order, which jax would sort
         return key_of([*value]), value.values(), partial(_dict, tuple(value)), ()
-    is_module = linen is not None and isinstance(value, linen.Module)
-    by_jax = callable(value) and (kind is JITTED or kind.__module__.startswith("jax."))
-    if isinstance(value, (*IMMUTABLE, type, np.ndarray)) or is_module or by_jax or is_named(value):
+    of_jax = callable(value) and kind.__module__.startswith(("jax.", "jaxlib."))
+    if isinstance(value, (*IMMUTABLE, type, np.ndarray, linen)) or of_jax or is_named(value):
         return key_of(value), (), partial(_value, value), (value,)
-    return _one_level(value, kind)
-
-
-def _one_level(value: Any, kind: Any) -> tuple[Hashable, Any, Any, tuple[Any, ...]]:
-    """Any registered pytree."""
+    # Any registered pytree, one level of it.
     parts, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
     if jax.tree_util.treedef_is_leaf(structure) and parts:
         raise InTurn(f"it holds a {kind.__name__}, which is no pytree")
@@ -137,9 +147,8 @@ def _one_level(value: Any, kind: Any) -> tuple[Hashable, Any, Any, tuple[Any, ..
         same = (k in new and (v is new[k] or key_of(v) == key_of(new[k])) for k, v in old.items())
         if type(copy) is not kind or not all(same):
             raise InTurn(f"a {kind.__name__} has attributes that are not part of the pytree")
-    node: Any = structure
-    data = node.node_data()
-    fixed = () if data is None else (Own(kind), data[1])  # None: there is no data
+    data: Any = structure.node_data()  # type: ignore[attr-defined]
+    fixed = () if data is None else (Own(kind), data[1])
     return (kind, key_of(data)), parts, partial(jax.tree.unflatten, structure), fixed
 
 
@@ -156,9 +165,15 @@ def _dict(keys: tuple[Any, ...], parts: list[Any]) -> Any:
     return dict(zip(keys, parts, strict=True))
 
 
-def _define(function: types.FunctionType, parts: list[Any]) -> Any:
+def held_by(function: types.FunctionType) -> list[Any]:
+    """The defaults of a function, and what it closes over."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
+
+
+def _define(function: types.FunctionType, held: list[Any]) -> Any:
     """``function``, with other defaults and other cells."""
-    source, names = iter(parts), function.__kwdefaults__ or {}
+    source, names = iter(held), function.__kwdefaults__ or {}
     defaults = tuple(next(source) for _ in function.__defaults__ or ())
     keywords = {name: next(source) for name in names}
     code, space, name = function.__code__, function.__globals__, function.__name__
@@ -166,6 +181,24 @@ def _define(function: types.FunctionType, parts: list[Any]) -> Any:
     made = types.FunctionType(code, space, name, defaults or None, cells)
     made.__kwdefaults__ = keywords or None
     return made
+
+
+def is_library(module: Any) -> bool:
+    """Whether a module of this name belongs to a known library."""
+    return isinstance(module, str) and module.partition(".")[0] in LIBRARIES
+
+
+def is_named(value: Any) -> bool:
+    """Whether this is what a module has under its own name: a function, a class."""
+    if not isinstance(value, types.FunctionType | type) and not is_library(type(value).__module__):
+        return False  # it may make names up
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    if not (callable(value) and isinstance(name, str)):
+        return False
+    found: Any = sys.modules.get(str(module))
+    for part in getattr(value, "__qualname__", name).split("."):
+        found = getattr(found, part, None)
+    return found is value
 
 
 def is_pair(layer: Any) -> bool:

@@ -8,10 +8,26 @@ import jax
 import numpy as np
 
 from deeppcr.checks import describe, describe_type
-from deeppcr.layers.parts import Code, as_callable, is_pair, take_apart
-from deeppcr.layers.pure import InTurn, check_pure
+from deeppcr.layers.parts import Code, InTurn, as_callable, is_pair, take_apart
+from deeppcr.layers.pure import check_pure
 from deeppcr.programs.effects import side_effects
 from depth.jaxprs import equations, without_constants
+
+
+class Trial(NamedTuple):
+    """What was learned from calling a copy of a layer on shapes.
+
+    Attributes:
+        returns: its output, as `jax.ShapeDtypeStruct`.
+        acts: its other effects, as text; "" if it has none.
+        size: the number of equations of its program.
+        error: why it has to be called in its turn; None if it was called.
+    """
+
+    returns: Any = None
+    acts: str = ""
+    size: int = 0
+    error: Exception | None = None
 
 
 class Layer(NamedTuple):
@@ -22,88 +38,54 @@ class Layer(NamedTuple):
         code: the part that equal layers share.
         arrays: its own arrays.
         takes: its input, as `jax.ShapeDtypeStruct`.
-        kind: a number, the same for layers with equal code, types of arrays and types of input.
-        returns: its output, as `jax.ShapeDtypeStruct`; None if it is unknown.
-        acts: its other effects, as text; "" if it has none.
-        size: the number of equations of its program.
+        trial: the same for layers with equal code, types of arrays and types of input.
     """
 
     given: Any
     code: Code
     arrays: list[Any]
     takes: Any
-    kind: int
-    returns: Any
-    acts: str
-    size: int
+    trial: Trial
 
 
-class Reader:
-    """The layers read so far.
+def read(
+    layers: Sequence[Any], x: Any, trials: dict[Any, Trial], past_changes: bool = False
+) -> tuple[list[Layer], Exception | None]:
+    """Read layers, the first of which takes ``x``, and say why reading stopped, if it did.
 
-    Args:
-        trusts: whether it reads whatever no trial shows to have effects.
-
-    Attributes:
-        stopped: why the last reading stopped before a layer; None if it did not.
+    It stops before the first layer that has to be called in its turn: later ones may read what that
+    changes. With ``past_changes`` it stops only if it is unknown what a layer returns. Equal layers
+    are tried once: ``trials`` is what is known, and gets what is new.
     """
-
-    def __init__(self, trusts: bool = False) -> None:
-        self.stopped: Exception | None = None
-        self._trusts = trusts
-        self._kinds: dict[Any, int] = {}
-        self._trials: dict[int, Any] = {}
-
-    def read(self, layers: Sequence[Any], x: Any, past_changes: bool = False) -> list[Layer]:
-        """Read layers, the first of which takes ``x``: arrays or their shapes; None if unknown.
-
-        Equal layers are traced once. Reading stops before the first layer that has to be called in
-        its turn: later ones may read what it changes. With ``past_changes`` it stops only if it is
-        unknown what a layer returns.
-        """
-        self.stopped, found = None, list[Layer]()
-        x = jax.tree.map(shape_of, x)
-        for layer in layers:
-            try:
-                read = self._look(layer, x)
-            except Exception as reason:
-                self.stopped = reason
-                break
-            if read.acts and not past_changes:
-                self.stopped = InTurn(read.acts)
-                break
-            found.append(read)
-            x = read.returns
-        return found
-
-    def forget(self) -> None:
-        """Discard what a call in between may have changed; layers that have effects keep them."""
-        self._trials = {
-            kind: trial for kind, trial in self._trials.items() if type(trial) is tuple and trial[1]
-        }
-
-    def _look(self, layer: Any, x: Any) -> Layer:
-        code, arrays = take_apart(layer)
+    found, x = list[Layer](), jax.tree.map(shape_of, x)
+    for given in layers:
+        try:
+            code, arrays = take_apart(given)
+        except Exception as error:
+            return found, error
         key = code, array_types(arrays), types_of(x)
-        kind = self._kinds.setdefault(key, len(self._kinds))
-        if kind not in self._trials:
-            try:
-                if not self._trusts:
-                    if any(isinstance(each, np.ndarray) for each in arrays):
-                        raise InTurn("it holds arrays of numpy; jnp.asarray makes a chain of it")
-                    state, _ = take_apart(jax.tree.map(lambda _: None, x))
-                    check_pure([*code.reaches(), *state.reaches()])
-                self._trials[kind] = (None, "", 0) if x is None else try_code(code, arrays, x)
-            except Exception as error:
-                self._trials[kind] = error
-        trial = self._trials[kind]
-        if isinstance(trial, Exception):
-            raise trial
-        return Layer(layer, code, arrays, x, kind, *trial)
+        if not (trial := trials.get(key)):
+            trial = trials[key] = _try(code, arrays, x)
+        if trial.error or (trial.acts and not past_changes):
+            return found, trial.error or InTurn(trial.acts)
+        found.append(Layer(given, code, arrays, x, trial))
+        x = trial.returns
+    return found, None
 
 
-def try_code(code: Code, arrays: Sequence[Any], x: Any) -> tuple[Any, str, int]:
-    """Call a copy of a layer on ``x``: what it returns, its other effects, and its size."""
+def _try(code: Code, arrays: Sequence[Any], x: Any) -> Trial:
+    try:
+        if any(isinstance(each, np.ndarray) for each in arrays):
+            raise InTurn("it holds arrays of numpy; jnp.asarray makes a chain of it")
+        state, _ = take_apart(jax.tree.map(lambda _: None, x))
+        check_pure([*code.reaches(), *state.reaches()])
+        return try_code(code, arrays, x)
+    except Exception as error:
+        return Trial(error=error)
+
+
+def try_code(code: Code, arrays: Sequence[Any], x: Any) -> Trial:
+    """Call a copy of a layer on ``x``."""
     acts: list[str] = []
 
     def call(arrays: list[Any], x: Any) -> Any:
@@ -118,7 +100,7 @@ def try_code(code: Code, arrays: Sequence[Any], x: Any) -> tuple[Any, str, int]:
     acts += [f"it has side effects: {name}" for name in side_effects(closed)]
     if any(any(each.params.get("donated_invars", ())) for each in program):
         acts.append("it donates what it takes")
-    return returns, next(filter(None, acts), ""), len(program)
+    return Trial(returns, next(filter(None, acts), ""), len(program))
 
 
 def _changes(before: Sequence[tuple[Code, list[Any]]], layer: Any, x: Any) -> str:
@@ -138,22 +120,19 @@ def _changes(before: Sequence[tuple[Code, list[Any]]], layer: Any, x: Any) -> st
 
 def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of an array or number."""
-    return jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf), weak_type=is_weak(leaf))
-
-
-def _dtype(leaf: Any) -> Any:
-    """The dtype as jax canonicalises it; jax's own arrays have it."""
-    return leaf.dtype if isinstance(leaf, jax.Array) else jax.dtypes.result_type(leaf)
-
-
-def is_weak(leaf: Any) -> bool:
-    """Whether an array or number is weakly typed."""
-    return bool(getattr(leaf, "weak_type", isinstance(leaf, int | float | complex)))
+    shape, dtype, weak = array_types([leaf])[0]
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
 
 
 def array_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
     """The shapes and dtypes of arrays, and whether they are weakly typed."""
-    return tuple((np.shape(leaf), _dtype(leaf), is_weak(leaf)) for leaf in arrays)
+
+    def one(x: Any) -> tuple[Any, ...]:
+        dtype = x.dtype if isinstance(x, jax.Array) else jax.dtypes.result_type(x)
+        weak = getattr(x, "weak_type", isinstance(x, int | float | complex))
+        return np.shape(x), dtype, bool(weak)
+
+    return tuple(map(one, arrays))
 
 
 def types_of(tree: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from deeppcr.arrays.avals import of_step
 from deeppcr.layers.parts import Code
-from deeppcr.layers.reading import Layer, shape_of, try_code
+from deeppcr.layers.reading import shape_of, try_code
 from deeppcr.lower import stack
 
 STATIC = ["code", "shared", "length"]
@@ -55,7 +55,9 @@ class Repeated:
     def check(self, x: Any) -> None:
         """Raise `ValueError` if calling a layer changes it, which a stack of copies would lose."""
         arrays = self._merged(list(map(of_step, self.inputs)))
-        check_acts("a layer of a stack", try_code(self.code, arrays, jax.tree.map(shape_of, x))[1])
+        check_acts(
+            "a layer of a stack", try_code(self.code, arrays, jax.tree.map(shape_of, x)).acts
+        )
 
     def layers(self) -> list[Any]:
         """All layers, one by one."""
@@ -78,20 +80,19 @@ def check_acts(layer: str, acts: str) -> None:
         )
 
 
-def stack_layers(layers: Sequence[Layer], period: int) -> Repeated:
-    """The chain of layers that repeat with the ``period``."""
+def stack_layers(layers: Sequence[tuple[Code, list[Any]]], period: int) -> Repeated:
+    """The chain of layers, taken apart, that repeat with the ``period``."""
     starts = range(0, len(layers), period)
-    steps = [[x for layer in layers[i : i + period] for x in layer.arrays] for i in starts]
+    steps = [[x for _, arrays in layers[i : i + period] for x in arrays] for i in starts]
     columns = list(zip(*steps, strict=True))
     shared = [len(column) > 1 and len(set(map(id, column))) == 1 for column in columns]
-    stacked = iter(_stack([c for c, same in zip(columns, shared, strict=True) if not same]))
-    arrays = [c[0] if same else next(stacked) for c, same in zip(columns, shared, strict=True)]
-    code = Code("step", tuple(layer.code for layer in layers[:period]), _in_order)
+    pairs = list(zip(columns, shared, strict=True))
+    stacked = iter(_stack([column for column, same in pairs if not same]))
+    arrays = [column[0] if same else next(stacked) for column, same in pairs]
+    code = Code(
+        "step", tuple(code for code, _ in layers[:period]), partial(jax.tree_util.Partial, _apply)
+    )
     return Repeated(list(map(jnp.asarray, arrays)), code, tuple(shared), len(steps))
-
-
-def _in_order(layers: list[Any]) -> Any:
-    return jax.tree_util.Partial(_apply, layers)
 
 
 def _apply(layers: list[Any], x: Any) -> Any:
@@ -104,11 +105,10 @@ def _stack(columns: Sequence[Sequence[Any]]) -> list[Any]:
     """Columns of arrays of one type, stacked on a new axis 0; eagerly if none is traced."""
     if any(isinstance(x, jax.core.Tracer) for column in columns for x in column):
         return list(map(stack, columns))
+    # One call, where `jnp.stack` is one for each array and the concatenation.
     with jax.ensure_compile_time_eval():
-        return [_compiled_stack(*column) for column in columns]
+        return [jax.jit(_stack_arrays)(*column) for column in columns]
 
 
-@jax.jit
-def _compiled_stack(*arrays: Any) -> Any:
-    """One call, where `jnp.stack` is one for each array and the concatenation."""
+def _stack_arrays(*arrays: Any) -> Any:
     return jnp.stack(arrays)

@@ -7,8 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.layers.pure import InTurn
-from deeppcr.layers.reading import Layer, Reader, call, listed, locate, types_of
+from deeppcr.layers.parts import Code, InTurn, take_apart
+from deeppcr.layers.reading import (
+    Layer,
+    Trial,
+    array_types,
+    call,
+    listed,
+    locate,
+    read,
+    shape_of,
+    try_code,
+    types_of,
+)
 from deeppcr.layers.repeated import Repeated, check_acts, stack_layers
 from depth.report import table
 
@@ -43,11 +54,11 @@ class Segment:
     @property
     def is_short(self) -> bool:
         """Whether its layers compile faster one by one."""
-        return sum(layer.size for layer in self.layers) <= SHORT
+        return sum(layer.trial.size for layer in self.layers) <= SHORT
 
     def stacked(self) -> Repeated:
         """The chain."""
-        return stack_layers(self.layers, self.period)
+        return stack_layers([(layer.code, layer.arrays) for layer in self.layers], self.period)
 
     def one_by_one(self, x: Any) -> Any:
         """Call the layers; an error names the index of its layer."""
@@ -94,13 +105,12 @@ def describe(layers: Any, x: Any) -> Description:
         1..100  100    1                float32[3]  a chain
     """
     found = layers.layers() if isinstance(layers, Repeated) else listed(layers)
-    reader = Reader()
-    known = reader.read(found, x, past_changes=True)
-    if reader.stopped:
+    known, reason = read(found, x, {}, past_changes=True)
+    if reason:
         raise ValueError(
-            f"layers[{len(known)}] cannot be called on shapes alone: {reader.stopped}. "
+            f"layers[{len(known)}] cannot be called on shapes alone: {reason}. "
             "deeppcr.forward calls it directly, and inspects later layers after that."
-        ) from reader.stopped
+        ) from reason
     return Description(tuple(segments(known)))
 
 
@@ -118,30 +128,36 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     """
     if isinstance(layers, Repeated):
         return layers
-    given, reader = listed(layers), Reader(trusts=True)
+    given, known = listed(layers), list[tuple[Code, list[Any]]]()
     if not given:
         raise ValueError("layers is empty, expected at least one layer.")
-    known = reader.read(given, x, past_changes=True)
-    count, error = len(known), reader.stopped
-    if isinstance(error, InTurn):
-        raise TypeError(
-            f"layers[{count}] cannot be taken apart into code and arrays: {error}; "
-            "deeppcr.forward(layers, x) takes any."
-        )
-    if error:
-        locate(error, count, given[count], known[-1].returns if known else x)
-        raise error
-    for number, layer in enumerate(known):
-        check_acts(f"layers[{number}]", layer.acts)
-    found = segments(known)
-    if len(found) > 1 or found[0].reason not in ("", ALONE):
-        odd = found[1].start if len(found) > 1 else 0
+    for number, layer in enumerate(given):
+        try:
+            known.append(take_apart(layer))
+        except InTurn as error:
+            raise TypeError(
+                f"layers[{number}] cannot be taken apart into code and arrays: {error}; "
+                "deeppcr.forward(layers, x) takes any."
+            ) from error
+    period, length = _longest_run([(code, array_types(arrays)) for code, arrays in known])
+    odd = period * length if period * length < len(known) else None
+    if x is not None and odd is None:
+        shapes = y = jax.tree.map(shape_of, x)
+        for number, (code, arrays) in enumerate(known[:period]):
+            try:
+                y, acts, *_ = try_code(code, arrays, y)
+            except Exception as error:
+                locate(error, number, given[number], y)
+                raise
+            check_acts(f"layers[{number}]", acts)
+        odd = None if types_of(y) == types_of(shapes) else 0
+    if odd is not None:
         raise ValueError(
             f"layers[{odd}] is not like the layers before it (other code, shapes or dtypes), or "
             "changes the shape of the state; expected equal layers, or layers with a period, that "
             "return what they take. deeppcr.forward(layers, x) takes any."
         )
-    return found[0].stacked()
+    return stack_layers(known, period)
 
 
 def apply_layers(layers: Any, x: Any, solve: Callable[[Segment, Any], Any]) -> Any:
@@ -150,17 +166,18 @@ def apply_layers(layers: Any, x: Any, solve: Callable[[Segment, Any], Any]) -> A
     Layers are inspected in order, up to one that has to be called in its turn. Later ones are
     inspected after the call: they may read what it changed.
     """
-    given, reader, start = listed(layers), Reader(), 0
+    given, start, trials = listed(layers), 0, dict[Any, Trial]()
     while start < len(given):
         # The first layer may distinguish a numpy array from a traced one: it is called directly.
         is_of_jax = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))
-        found = reader.read(given[start:], x) if is_of_jax else []
+        found = read(given[start:], x, trials)[0] if is_of_jax else []
         for segment in segments(found, start):
             x = segment.one_by_one(x) if segment.reason else solve(segment, x)
         start += len(found)
         if start < len(given):
             x, start = call(given[start], x, start), start + 1
-        reader.forget()
+        # The call may have changed what the others read.
+        trials = {kind: trial for kind, trial in trials.items() if trial.acts}
     return x
 
 
@@ -171,14 +188,13 @@ def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
     """
     found, start, reasons = list[Segment](), 0, list(map(_why_alone, layers))
     # Negative numbers equal no other.
-    kinds = [-i - 1 if reasons[i] else layer.kind for i, layer in enumerate(layers)]
+    kinds = [-i - 1 if reasons[i] else id(layer.trial) for i, layer in enumerate(layers)]
     while start < len(layers):
         period, length = _longest_run(kinds[start:])
-        reason = reasons[start]
+        own, reason = layers[start : start + period * length], reasons[start]
         if length == 1 and not reason:
-            keeps_type = types_of(layers[start].takes) == types_of(layers[start].returns)
+            keeps_type = types_of(own[0].takes) == types_of(own[0].trial.returns)
             reason = ALONE if keeps_type else "it changes shape or dtype"
-        own = layers[start : start + period * length]
         found.append(Segment(own, offset + start, period, reason))
         start += period * length
     return found
@@ -186,12 +202,12 @@ def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
 
 def _why_alone(layer: Layer) -> str:
     """Why a layer cannot be part of a chain; "" if it can."""
-    leaves = jax.tree.leaves(layer.returns)
+    leaves = jax.tree.leaves(layer.trial.returns)
     floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
-    return layer.acts or ("" if floating else "it returns non-floating arrays")
+    return layer.trial.acts or ("" if floating else "it returns non-floating arrays")
 
 
-def _longest_run(kinds: Sequence[int]) -> tuple[int, int]:
+def _longest_run(kinds: Sequence[Any]) -> tuple[int, int]:
     """The period and the steps of the longest chain from the first on; (1, 1) for none."""
     best = (1, 1)
     for period in range(1, min(LONGEST_PERIOD, len(kinds) // 2) + 1):
@@ -206,8 +222,8 @@ def _longest_run(kinds: Sequence[int]) -> tuple[int, int]:
 def _row(segment: Segment) -> tuple[str, ...]:
     first, last = segment.start, segment.start + len(segment.layers) - 1
     state, returned = (
-        ", ".join(f"{dtype}{list(shape)}" for shape, dtype, _ in types[1:])
-        for types in map(types_of, (segment.layers[0].takes, segment.layers[-1].returns))
+        ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree))
+        for tree in (segment.layers[0].takes, segment.layers[-1].trial.returns)
     )
     return (
         str(first) if first == last else f"{first}..{last}",
