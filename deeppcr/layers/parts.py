@@ -138,18 +138,18 @@ def composite(value: Any) -> tuple[Hashable, Any, Callable[[list[Any]], Any], tu
     if isinstance(value, (*IMMUTABLE, type, np.ndarray, linen)) or of_jax or is_named(value):
         return key_of(value), (), partial(_value, value), (value,)
     # Any registered pytree, one level of it.
-    parts, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
-    if jax.tree_util.treedef_is_leaf(structure) and parts:
+    leaves, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
+    if jax.tree_util.treedef_is_leaf(structure) and leaves:
         raise InTurn(f"it holds a {kind.__name__}, which is no pytree")
     if not is_library(kind.__module__):
-        copy = jax.tree.unflatten(structure, parts)
+        copy = jax.tree.unflatten(structure, leaves)
         old, new = (getattr(each, "__dict__", {}) for each in (value, copy))
         same = (k in new and (v is new[k] or key_of(v) == key_of(new[k])) for k, v in old.items())
         if type(copy) is not kind or not all(same):
             raise InTurn(f"a {kind.__name__} has attributes that are not part of the pytree")
     data: Any = structure.node_data()  # type: ignore[attr-defined]
     fixed = () if data is None else (Own(kind), data[1])
-    return (kind, key_of(data)), parts, partial(jax.tree.unflatten, structure), fixed
+    return (kind, key_of(data)), leaves, partial(jax.tree.unflatten, structure), fixed
 
 
 def _value(value: Any, _: list[Any]) -> Any:
