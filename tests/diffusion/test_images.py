@@ -53,10 +53,9 @@ def paint(name, image, mask, **options):
 
 METHODS = [
     *((name, {"method": "newton"}) for name in ("ancestral", "flow", "heun", "plms")),
-    ("unipc", {"method": "sequential"}),
     ("dpm solver", {"method": Newton(linearize="diagonal")}),
     ("ddpm", {"method": Newton("identity", window=5), "coarse": 4}),
-    ("ddim", {"method": "auto"}),
+    ("unipc", {"method": "auto"}),
 ]
 
 

@@ -11,7 +11,6 @@ from jax import lax
 import deeppcr
 from deeppcr import Adjoint
 from deeppcr.linear import (
-    BlockDiagonals,
     Chunked,
     CyclicReduction,
     Diagonals,
@@ -19,7 +18,6 @@ from deeppcr.linear import (
     ParallelCyclicReduction,
     PrefixScan,
     Recurrence,
-    Scalars,
     find_solver,
 )
 from deeppcr.loops import REPAIR
@@ -92,11 +90,7 @@ def sizes(rng, *shape, zeros=0.05, least=-6):
 
 RANDOM = {
     "matrices": lambda rng, *shape: Matrices(sizes(rng, *shape, 4, 4, zeros=0.75)),
-    "pairs": lambda rng, *shape: BlockDiagonals(
-        sizes(rng, *shape, 2, 2, 2, zeros=0.5), [[0, 2], [1, 3]]
-    ),
     "diagonals": lambda rng, *shape: Diagonals(sizes(rng, *shape, 4)),
-    "scalars": lambda rng, *shape: Scalars(sizes(rng, *shape, least=-2), (), 4),
 }
 
 
@@ -114,9 +108,7 @@ def both(solver, blocks, b, g):
     ("solver", "kind"),
     [
         (ParallelCyclicReduction(), "matrices"),
-        (CyclicReduction(), "pairs"),
         (PrefixScan(), "diagonals"),
-        (Chunked(16), "scalars"),
     ],
     ids=str,
 )

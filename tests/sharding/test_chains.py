@@ -92,10 +92,6 @@ CASES = {
         {"method": Newton("zero", BY_GRID, acceleration=Anderson(2)), "batch_ndim": 1},
         *(mesh(**GRID), ALONG, L),
     ),
-    "an explicit batch": (
-        {"method": "newton", "batch_ndim": 1},
-        *(mesh("explicit", **GRID), ALONG, L),
-    ),
     "examples alone": (
         {"method": "newton", "adjoint": "pcr", "batch_ndim": 1},
         *(mesh("explicit", data=4), (None,), L),
