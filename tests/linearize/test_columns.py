@@ -19,7 +19,9 @@ PLAIN = {
     "left": lambda v: v @ M,
     "right": lambda v: N @ v,
     "scaled before": lambda v: (SCALE * v) @ M,
+    "cut": lambda v: jnp.concatenate([v[:2] @ PART, v[1:3] @ PART, v[2:] @ PART]),
     "turned and thinned": lambda v: jnp.concatenate([v[::-1] @ M, v[::2] @ PART, v[1:1] @ M[:0]]),
+    "a row": lambda v: (v[None] @ M)[0],
     "examples of weights": lambda v: jnp.einsum(
         "bi,bij->bj", jnp.broadcast_to(v, (BATCH, WIDTH)), normal(6, BATCH, WIDTH, OUT)
     ),
