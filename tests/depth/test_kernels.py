@@ -4,6 +4,7 @@ Its kernels counted by hand, their traffic, and the loops they are in.
 """
 
 from collections import Counter
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -147,6 +148,11 @@ def test_operations_by_class():
     # 64 moved and 64 added out of order.
     assert dict(only(program(lambda x: x.T + x.T, W)).operations)["move"] >= 128
     assert dict(only(program(lax.cumsum, X)).operations) == {"cumulative": 8}
+    grouped = partial(
+        lax.conv_general_dilated, feature_group_count=2, window_strides=(1,), padding="VALID"
+    )
+    found = dict(only(program(grouped, f(1, 2, 5), f(4, 1, 3))).operations)
+    assert found == {"convolution": 72, "expanded": 72}
     assert dict(only(program(lax.sort, X)).operations) == {"cumulative": 24}  # 8 times ceil(log2 8)
 
 

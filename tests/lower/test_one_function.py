@@ -148,6 +148,8 @@ def test_all_operations_compile(dtype):
         (lambda z, x: (z * 0.5 - jnp.einsum("bi,bi->", z, x) * 0.1 + x, z), Z),
         (lambda z, x: (z + convolve(jnp.repeat(z, 32, 1), CHANNELS, 3, 4, 32)[:, :N] + x, z), Z),
         (lambda z, x: (z.at[jnp.array([0, 2])].add(x[:2]) * 0.5, z), Z),
+        (lambda z, x: (0.5 * jnp.tile(z, 64)[:, :N] + x, z), Z),
+        (lambda z, x: (jnp.tanh(sum(z @ W for _ in range(30)) / 30 + x), z), Z),
     ],
     ids=[
         "sort",
@@ -157,6 +159,8 @@ def test_all_operations_compile(dtype):
         "two contracted axes",
         "convolution",
         "scatter",
+        "large array",
+        "many products",
     ],
 )
 def test_others_run_as_they_are(step, carry):
