@@ -7,37 +7,27 @@ other arrays. Two layers are equal if their trees are, and if their arrays have 
 """
 
 import dataclasses
-import enum
-import functools
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-LIBRARIES = frozenset(
-    str.split("""
-    jax jaxlib numpy ml_dtypes flax equinox haiku optax chex jaxtyping einops lineax optimistix
-    diffrax distrax deeppcr depth builtins math cmath operator _operator functools _functools
-    itertools collections _collections _collections_abc enum dataclasses typing abc _abc types copy
-    """)
+from deeppcr.layers.pure import (
+    IMMUTABLE,
+    PARTIALS,
+    InTurn,
+    Seen,
+    check_pure,
+    globals_of,
+    held_by,
+    is_library,
+    is_named,
+    methods_of,
 )
-IMMUTABLE: Any = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
-IMMUTABLE += (np.generic, np.dtype, enum.Enum, frozenset)
-PARTIALS = (functools.partial, jax.tree_util.Partial)
-
-
-class InTurn(Exception):
-    """Why a layer has to be called in its turn."""
-
-
-class Own(NamedTuple):
-    """The code of a function, without what it was given; or the methods of a class."""
-
-    value: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,25 +38,17 @@ class Code:
         key: equal only if no program can tell two apart.
         parts: the parts of a composite.
         make: builds it from a list of its parts; None for an array.
-        fixed: what its code reaches besides its parts.
     """
 
     key: Hashable
     parts: tuple["Code", ...] = ()
     make: Any = dataclasses.field(default=None, compare=False, repr=False)
-    fixed: tuple[Any, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     def build(self, arrays: Iterator[Any]) -> Any:
         """The whole, with the next ``arrays``."""
         if self.make is None:
             return next(arrays)
         return self.make([part.build(arrays) for part in self.parts])
-
-    def reaches(self) -> Iterator[Any]:
-        """All that its code reaches, but for arrays."""
-        yield from self.fixed
-        for part in self.parts:
-            yield from part.reaches()
 
 
 class Identity:
@@ -80,6 +62,9 @@ class Identity:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 def key_of(value: Any) -> Hashable:
@@ -98,8 +83,17 @@ def key_of(value: Any) -> Hashable:
     return kind, value, repr(value)
 
 
-def take_apart(layer: Any) -> tuple[Code, list[Any]]:
-    """The code of a layer, and its arrays; raises `InTurn` if a part of it has an unknown kind."""
+def take_apart(layer: Any, seen: Seen | None = None) -> tuple[Code, list[Any]]:
+    """The code of a layer, and its arrays.
+
+    Args:
+        layer: the layer.
+        seen: what is known to do nothing but compute, which gets what is new. None: whatever a
+            layer reaches is trusted.
+
+    Raises:
+        InTurn: a part has an unknown kind, or its code may do more than compute.
+    """
     arrays: list[Any] = []
 
     def split(value: Any) -> Code:
@@ -107,14 +101,19 @@ def take_apart(layer: Any) -> tuple[Code, list[Any]]:
         if is_numbers or isinstance(value, jax.Array):
             arrays.append(value)
             return Code("array")
-        key, parts, make, fixed = composite(value)
-        return Code(key, tuple(map(split, parts)), make, fixed)
+        key, parts, make, reached = _composite(value)
+        if seen is not None and key not in seen:
+            check_pure(reached, seen)
+            seen[key] = value
+        return Code(key, tuple(map(split, parts)), make)
 
     return split(as_callable(layer)), arrays
 
 
-def composite(value: Any) -> tuple[Hashable, Any, Callable[[list[Any]], Any], tuple[Any, ...]]:
+def _composite(value: Any) -> tuple[Hashable, Any, Any, Iterable[Any]]:
     """The key, the parts, the function that puts them together, and what else its code reaches."""
+    if isinstance(value, IMMUTABLE):
+        return key_of(value), (), partial(_value, value), ()
     linen: Any = getattr(sys.modules.get("flax.linen"), "Module", ())
     if isinstance(value, linen) and value.scope is not None:
         if value.scope.rngs or value.scope.mutable:
@@ -123,33 +122,33 @@ def composite(value: Any) -> tuple[Hashable, Any, Callable[[list[Any]], Any], tu
         value = partial(unbound.apply, dict(variables))
     elif type(value) is types.MethodType:
         value = partial(value.__func__, value.__self__)
-    kind = type(value)
+    kind: Any = type(value)
     if kind in PARTIALS:
-        names = tuple(value.keywords)
-        parts = (value.func, *value.args, *value.keywords.values())
+        names, parts = tuple(value.keywords), [value.func, *value.args, *value.keywords.values()]
         return (kind, names), parts, partial(_bind, kind, names), ()
     if kind is types.FunctionType and not (value.__dict__ or is_named(value)):
-        counts = len(value.__defaults__ or ()), tuple(value.__kwdefaults__ or ())
-        key = value.__code__, id(value.__globals__), counts
-        return key, held_by(value), partial(_define, value), (Own(value),)
+        key = value.__code__, id(value.__globals__)
+        return key, held_by(value), partial(_define, value), globals_of(value)
+    if kind in (tuple, list):
+        return kind, value, kind, ()
     if kind is dict:  # in its own order, which jax would sort
         return key_of([*value]), value.values(), partial(_dict, tuple(value)), ()
     of_jax = callable(value) and kind.__module__.startswith(("jax.", "jaxlib."))
-    if isinstance(value, (*IMMUTABLE, type, np.ndarray, linen)) or of_jax or is_named(value):
+    if of_jax or isinstance(value, (type, np.ndarray, linen)) or is_named(value):
         return key_of(value), (), partial(_value, value), (value,)
     # Any registered pytree, one level of it.
-    leaves, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
-    if jax.tree_util.treedef_is_leaf(structure) and leaves:
+    parts, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
+    if jax.tree_util.treedef_is_leaf(structure) and parts:
         raise InTurn(f"it holds a {kind.__name__}, which is no pytree")
     if not is_library(kind.__module__):
-        copy = jax.tree.unflatten(structure, leaves)
+        copy = jax.tree.unflatten(structure, parts)
         old, new = (getattr(each, "__dict__", {}) for each in (value, copy))
         same = (k in new and (v is new[k] or key_of(v) == key_of(new[k])) for k, v in old.items())
         if type(copy) is not kind or not all(same):
             raise InTurn(f"a {kind.__name__} has attributes that are not part of the pytree")
     data: Any = structure.node_data()  # type: ignore[attr-defined]
-    fixed = () if data is None else (Own(kind), data[1])
-    return (kind, key_of(data)), leaves, partial(jax.tree.unflatten, structure), fixed
+    reached = () if data is None else (*methods_of(kind), data[1])
+    return (kind, key_of(data)), parts, partial(jax.tree.unflatten, structure), reached
 
 
 def _value(value: Any, _: list[Any]) -> Any:
@@ -165,40 +164,12 @@ def _dict(keys: tuple[Any, ...], parts: list[Any]) -> Any:
     return dict(zip(keys, parts, strict=True))
 
 
-def held_by(function: types.FunctionType) -> list[Any]:
-    """The defaults of a function, and what it closes over."""
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
-
-
 def _define(function: types.FunctionType, held: list[Any]) -> Any:
     """``function``, with other defaults and other cells."""
-    source, names = iter(held), function.__kwdefaults__ or {}
-    defaults = tuple(next(source) for _ in function.__defaults__ or ())
-    keywords = {name: next(source) for name in names}
     code, space, name = function.__code__, function.__globals__, function.__name__
-    cells = tuple(map(types.CellType, source))
-    made = types.FunctionType(code, space, name, defaults or None, cells)
-    made.__kwdefaults__ = keywords or None
+    made = types.FunctionType(code, space, name, held[0], tuple(map(types.CellType, held[2:])))
+    made.__kwdefaults__ = held[1]
     return made
-
-
-def is_library(module: Any) -> bool:
-    """Whether a module of this name belongs to a known library."""
-    return isinstance(module, str) and module.partition(".")[0] in LIBRARIES
-
-
-def is_named(value: Any) -> bool:
-    """Whether this is what a module has under its own name: a function, a class."""
-    if not isinstance(value, types.FunctionType | type) and not is_library(type(value).__module__):
-        return False  # it may make names up
-    module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
-    if not (callable(value) and isinstance(name, str)):
-        return False
-    found: Any = sys.modules.get(str(module))
-    for part in getattr(value, "__qualname__", name).split("."):
-        found = getattr(found, part, None)
-    return found is value
 
 
 def is_pair(layer: Any) -> bool:

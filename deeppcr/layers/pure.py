@@ -6,29 +6,28 @@ such code. Anything else has to be called in its turn: a list, a counter, a gene
 numbers, `print`.
 """
 
+import collections
 import dataclasses
 import dis
 import enum
 import functools
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
-from deeppcr.layers.parts import (
-    IMMUTABLE,
-    PARTIALS,
-    InTurn,
-    Own,
-    composite,
-    held_by,
-    is_library,
-    is_named,
-)
+Seen = dict[Hashable, Any]
 
+LIBRARIES = frozenset(
+    str.split("""
+    jax jaxlib numpy ml_dtypes flax equinox haiku optax chex jaxtyping einops lineax optimistix
+    diffrax distrax deeppcr depth builtins math cmath operator _operator functools _functools
+    itertools collections _collections _collections_abc enum dataclasses typing abc _abc types copy
+    """)
+)
 # What known libraries have that is not deterministic, has side effects, or sees that it is traced.
 FOREIGN = frozenset(
     str.split("""
@@ -45,14 +44,46 @@ ASIDE = frozenset(
     _asdict _field_defaults
     """)
 )
+IMMUTABLE: Any = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
+IMMUTABLE += (np.generic, np.dtype, enum.Enum, frozenset)
+PARTIALS = (functools.partial, jax.tree_util.Partial)
 FIXED = (*IMMUTABLE, jax.Array, jax.tree_util.PyTreeDef, types.GenericAlias, types.UnionType)
-FIXED += (types.MemberDescriptorType, type(vars(Own)["value"]), enum.EnumMeta)
+FIXED += (
+    types.MemberDescriptorType,
+    type(vars(collections.namedtuple("A", "b"))["b"]),
+    enum.EnumMeta,
+)
 CHANGES = ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "LOAD_BUILD_CLASS")
 
 
-def check_pure(values: Iterable[Any], seen: dict[int, Any] | None = None) -> None:
+class InTurn(Exception):
+    """Why a layer has to be called in its turn."""
+
+
+def is_library(module: Any) -> bool:
+    """Whether a module of this name belongs to a known library."""
+    return isinstance(module, str) and module.partition(".")[0] in LIBRARIES
+
+
+def is_named(value: Any) -> bool:
+    """Whether this is what a module has under its own name: a function, a class."""
+    if not isinstance(value, types.FunctionType | type) and not is_library(type(value).__module__):
+        return False  # it may make names up
+    found: Any = sys.modules.get(str(getattr(value, "__module__", None)))
+    name = getattr(value, "__qualname__", getattr(value, "__name__", None))
+    for part in str(name).split("."):
+        found = getattr(found, part, None)
+    return callable(value) and found is value
+
+
+def held_by(function: types.FunctionType) -> list[Any]:
+    """The defaults of a function, those by keyword, and what it closes over."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [function.__defaults__, function.__kwdefaults__, *cells]
+
+
+def check_pure(values: Iterable[Any], seen: Seen) -> None:
     """Raise `InTurn` if code that reaches these ``values`` may do more than compute."""
-    seen = {} if seen is None else seen
     for value in values:
         if not isinstance(value, FIXED) and id(value) not in seen:
             seen[id(value)] = value
@@ -62,36 +93,42 @@ def check_pure(values: Iterable[Any], seen: dict[int, Any] | None = None) -> Non
 def _reached(value: Any, kind: Any) -> Iterable[Any]:
     """What code that has this value can reach by it."""
     linen = getattr(sys.modules.get("flax.linen"), "Module", ())
-    if kind is Own:
-        return _methods(value.value) if isinstance(value.value, type) else _globals(value.value)
     if is_named(value) and is_library(value.__module__):
         if value.__name__ in FOREIGN or value.__module__.startswith("numpy.random"):
             raise InTurn(f"it uses {value.__name__}")
         return ()
     if kind is types.FunctionType:
-        return *_globals(value), *held_by(value), *vars(value).values()
-    if kind is types.MethodType or kind in PARTIALS:
-        return composite(value)[1]
+        defaults, keywords, *cells = held_by(value)
+        return (
+            *globals_of(value),
+            defaults,
+            *(keywords or {}).values(),
+            *cells,
+            *vars(value).values(),
+        )
+    if kind is types.MethodType:
+        return value.__func__, value.__self__
+    if kind in PARTIALS:
+        return value.func, *value.args, *value.keywords.values()
     if callable(value) and kind.__module__.startswith(("jax.", "jaxlib.")):  # `jax.custom_jvp`
         return filter(callable, vars(value).values())
     if isinstance(value, type) and issubclass(value, (tuple, enum.Enum, BaseException, linen)):
-        return (Own(value),)
+        return methods_of(value)
     if isinstance(value, tuple):
-        return Own(kind), *tuple.__iter__(value)
+        return *methods_of(kind), *tuple.__iter__(value)
     parameters = getattr(kind, "__dataclass_params__", None)
     if isinstance(value, linen) or getattr(parameters, "frozen", False):
         fields = (getattr(value, each.name, None) for each in dataclasses.fields(value))
-        return Own(kind), *fields
-    if kind.__module__.startswith(("flax", "equinox")):
-        if kind.__name__ == "HashableMapping":
-            return value.values()
-        if not vars(value):  # a sentinel
-            return ()
+        return *methods_of(kind), *fields
+    if kind.__module__.startswith("flax") and kind.__name__ == "HashableMapping":
+        return value.values()
+    if kind.__module__.startswith("equinox") and not vars(value):  # a sentinel
+        return ()
     what = f"the class {value.__name__}" if isinstance(value, type) else f"a {kind.__name__}"
     raise InTurn(f"it reaches {what}, which may change")
 
 
-def _methods(kind: type) -> Iterable[Any]:
+def methods_of(kind: type) -> Iterable[Any]:
     """What a class of the user's defines."""
     for base in kind.__mro__:
         for name, item in {} if is_library(base.__module__) else vars(base).items():
@@ -101,15 +138,16 @@ def _methods(kind: type) -> Iterable[Any]:
                 yield getattr(item, "fget", getattr(item, "__func__", item))
 
 
-def _globals(function: types.FunctionType) -> Iterable[Any]:
+def globals_of(function: types.FunctionType) -> Iterable[Any]:
     """The globals that the code of a function names."""
     space = function.__globals__
     if is_library(space.get("__name__")):
         return
     loaded, names = _names(function.__code__)
     builtins = space.get("__builtins__", {})
-    space = {**getattr(builtins, "__dict__", builtins), **space}
-    for value in (space[name] for name in loaded & space.keys()):
+    builtins = getattr(builtins, "__dict__", builtins)
+    for name in loaded & (space.keys() | builtins.keys()):
+        value = space.get(name, builtins.get(name))
         if not isinstance(value, types.ModuleType):
             yield value
             continue

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from deeppcr.checks import describe, describe_type
-from deeppcr.layers.parts import Code, InTurn, as_callable, is_pair, take_apart
-from deeppcr.layers.pure import check_pure
+from deeppcr.layers.parts import Code, as_callable, is_pair, take_apart
+from deeppcr.layers.pure import InTurn, Seen
 from deeppcr.programs.effects import side_effects
 from depth.jaxprs import equations, without_constants
 
@@ -21,13 +21,11 @@ class Trial(NamedTuple):
         returns: its output, as `jax.ShapeDtypeStruct`.
         acts: its other effects, as text; "" if it has none.
         size: the number of equations of its program.
-        error: why it has to be called in its turn; None if it was called.
     """
 
-    returns: Any = None
-    acts: str = ""
-    size: int = 0
-    error: Exception | None = None
+    returns: Any
+    acts: str
+    size: int
 
 
 class Layer(NamedTuple):
@@ -57,31 +55,24 @@ def read(
     changes. With ``past_changes`` it stops only if it is unknown what a layer returns. Equal layers
     are tried once: ``trials`` is what is known, and gets what is new.
     """
-    found, x = list[Layer](), jax.tree.map(shape_of, x)
+    found, x, seen = list[Layer](), jax.tree.map(shape_of, x), Seen()
     for given in layers:
         try:
-            code, arrays = take_apart(given)
-        except Exception as error:
-            return found, error
-        key = code, array_types(arrays), types_of(x)
-        if not (trial := trials.get(key)):
-            trial = trials[key] = _try(code, arrays, x)
-        if trial.error or (trial.acts and not past_changes):
-            return found, trial.error or InTurn(trial.acts)
-        found.append(Layer(given, code, arrays, x, trial))
-        x = trial.returns
+            code, arrays = take_apart(given, seen)
+            if any(isinstance(each, np.ndarray) for each in arrays):
+                raise InTurn("it holds arrays of numpy; jnp.asarray makes a chain of it")
+            key = code, array_types(arrays), types_of(x)
+            if key not in trials:
+                take_apart(jax.tree.map(lambda _: None, x), seen)
+                trials[key] = try_code(code, arrays, x)
+            layer = Layer(given, code, arrays, x, trials[key])
+            if layer.trial.acts and not past_changes:
+                raise InTurn(layer.trial.acts)
+        except Exception as reason:
+            return found, reason
+        found.append(layer)
+        x = layer.trial.returns
     return found, None
-
-
-def _try(code: Code, arrays: Sequence[Any], x: Any) -> Trial:
-    try:
-        if any(isinstance(each, np.ndarray) for each in arrays):
-            raise InTurn("it holds arrays of numpy; jnp.asarray makes a chain of it")
-        state, _ = take_apart(jax.tree.map(lambda _: None, x))
-        check_pure([*code.reaches(), *state.reaches()])
-        return try_code(code, arrays, x)
-    except Exception as error:
-        return Trial(error=error)
 
 
 def try_code(code: Code, arrays: Sequence[Any], x: Any) -> Trial:

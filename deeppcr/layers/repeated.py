@@ -52,12 +52,17 @@ class Repeated:
         body = lambda x, own: (self.step(x, own), None)  # noqa: E731
         return jax.lax.scan(body, x, self.inputs, self.length)[0]
 
-    def check(self, x: Any) -> None:
-        """Raise `ValueError` if calling a layer changes it, which a stack of copies would lose."""
+    def check(self, x: Any) -> Any:
+        """What a step returns; `ValueError` if it has effects, which stacked copies would lose."""
         arrays = self._merged(list(map(of_step, self.inputs)))
-        check_acts(
-            "a layer of a stack", try_code(self.code, arrays, jax.tree.map(shape_of, x)).acts
-        )
+        returns, acts, _ = try_code(self.code, arrays, jax.tree.map(shape_of, x))
+        if acts:
+            raise ValueError(
+                f"a layer cannot be stacked: {acts}, which would be lost, since stacked "
+                "layers are copies. Switch it to evaluation mode, or call "
+                "deeppcr.forward(layers, x), which runs such layers one by one."
+            )
+        return returns
 
     def layers(self) -> list[Any]:
         """All layers, one by one."""
@@ -68,16 +73,6 @@ class Repeated:
     def _merged(self, own: Sequence[Any]) -> list[Any]:
         source, pairs = iter(own), zip(self.arrays, self.shared, strict=True)
         return [array if shared else next(source) for array, shared in pairs]
-
-
-def check_acts(layer: str, acts: str) -> None:
-    """Raise if a layer has effects."""
-    if acts:
-        raise ValueError(
-            f"{layer} cannot be stacked: {acts}, which would be lost, since stacked layers are "
-            "copies. Switch it to evaluation mode, or call deeppcr.forward(layers, x), which runs "
-            "such layers one by one."
-        )
 
 
 def stack_layers(layers: Sequence[tuple[Code, list[Any]]], period: int) -> Repeated:

@@ -2,25 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from deeppcr.layers.parts import Code, InTurn, take_apart
-from deeppcr.layers.reading import (
-    Layer,
-    Trial,
-    array_types,
-    call,
-    listed,
-    locate,
-    read,
-    shape_of,
-    try_code,
-    types_of,
-)
-from deeppcr.layers.repeated import Repeated, check_acts, stack_layers
+from deeppcr.layers.parts import Code, take_apart
+from deeppcr.layers.pure import InTurn
+from deeppcr.layers.reading import Layer, Trial, array_types, call, listed, read, shape_of, types_of
+from deeppcr.layers.repeated import Repeated, stack_layers
 from depth.report import table
 
 LONGEST_PERIOD = 64
@@ -30,26 +20,22 @@ ALONE = "no equal neighbour"
 SHORT = 256
 
 
-@dataclasses.dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Consecutive layers.
 
     Attributes:
         layers: the layers.
         start: the index of the first in the list.
         period: the number of layers in a step.
+        length: the number of steps.
         reason: why they are called one by one; "" for a chain.
     """
 
     layers: Sequence[Layer]
     start: int
-    period: int = 1
-    reason: str = ""
-
-    @property
-    def length(self) -> int:
-        """The number of steps."""
-        return len(self.layers) // self.period
+    period: int
+    length: int
+    reason: str
 
     @property
     def is_short(self) -> bool:
@@ -74,8 +60,20 @@ class Description:
     segments: tuple[Segment, ...]
 
     def __str__(self) -> str:
-        head = "layers", "steps", "layers per step", "state", ""
-        return table(head, [*map(_row, self.segments)], "<<<<<")
+        rows = []
+        for layers, start, period, length, reason in self.segments:
+            last = start + len(layers) - 1
+            takes, returns = map(shapes, (layers[0].takes, layers[-1].trial.returns))
+            rows.append(
+                (
+                    str(start) if start == last else f"{start}..{last}",
+                    str(length),
+                    str(period),
+                    takes if takes == returns else f"{takes} -> {returns}",
+                    f"sequential: {reason}" if reason else "a chain",
+                )
+            )
+        return table(("layers", "steps", "layers per step", "state", ""), rows, "<<<<<")
 
 
 def describe(layers: Any, x: Any) -> Description:
@@ -115,23 +113,21 @@ def describe(layers: Any, x: Any) -> Description:
 
 
 def repeated(layers: Any, x: Any = None) -> Repeated:
-    """The one chain that all ``layers`` form.
+    """The one chain that all ``layers`` form, trusted to do nothing but compute.
 
     Args:
-        layers: as in `deeppcr.forward`. What no trial shows to have effects is stacked.
+        layers: as in `deeppcr.forward`.
         x: the input of the first layer. Without it, there is no trial.
 
     Raises:
         ValueError: there are no layers, or they do not form one chain; the message names the first
-            layer that differs.
+            layer that differs. Or a trial shows that a layer has effects.
         TypeError: a layer cannot be taken apart.
     """
     if isinstance(layers, Repeated):
         return layers
-    given, known = listed(layers), list[tuple[Code, list[Any]]]()
-    if not given:
-        raise ValueError("layers is empty, expected at least one layer.")
-    for number, layer in enumerate(given):
+    known = list[tuple[Code, list[Any]]]()
+    for number, layer in enumerate(listed(layers)):
         try:
             known.append(take_apart(layer))
         except InTurn as error:
@@ -139,25 +135,18 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
                 f"layers[{number}] cannot be taken apart into code and arrays: {error}; "
                 "deeppcr.forward(layers, x) takes any."
             ) from error
+    if not known:
+        raise ValueError("layers is empty, expected at least one layer.")
     period, length = _longest_run([(code, array_types(arrays)) for code, arrays in known])
-    odd = period * length if period * length < len(known) else None
-    if x is not None and odd is None:
-        shapes = y = jax.tree.map(shape_of, x)
-        for number, (code, arrays) in enumerate(known[:period]):
-            try:
-                y, acts, *_ = try_code(code, arrays, y)
-            except Exception as error:
-                locate(error, number, given[number], y)
-                raise
-            check_acts(f"layers[{number}]", acts)
-        odd = None if types_of(y) == types_of(shapes) else 0
-    if odd is not None:
-        raise ValueError(
-            f"layers[{odd}] is not like the layers before it (other code, shapes or dtypes), or "
-            "changes the shape of the state; expected equal layers, or layers with a period, that "
-            "return what they take. deeppcr.forward(layers, x) takes any."
-        )
-    return stack_layers(known, period)
+    if (odd := period * length) == len(known):
+        run, odd = stack_layers(known, period), 0
+        if x is None or shapes(run.check(x)) == shapes(x):
+            return run
+    raise ValueError(
+        f"layers[{odd}] is not like the layers before it (other code, shapes or dtypes), or "
+        "changes the shape of the state; expected equal layers, or layers with a period, that "
+        "return what they take. deeppcr.forward(layers, x) takes any."
+    )
 
 
 def apply_layers(layers: Any, x: Any, solve: Callable[[Segment, Any], Any]) -> Any:
@@ -195,7 +184,7 @@ def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
         if length == 1 and not reason:
             keeps_type = types_of(own[0].takes) == types_of(own[0].trial.returns)
             reason = ALONE if keeps_type else "it changes shape or dtype"
-        found.append(Segment(own, offset + start, period, reason))
+        found.append(Segment(own, offset + start, period, length, reason))
         start += period * length
     return found
 
@@ -219,16 +208,7 @@ def _longest_run(kinds: Sequence[Any]) -> tuple[int, int]:
     return best
 
 
-def _row(segment: Segment) -> tuple[str, ...]:
-    first, last = segment.start, segment.start + len(segment.layers) - 1
-    state, returned = (
-        ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree))
-        for tree in (segment.layers[0].takes, segment.layers[-1].trial.returns)
-    )
-    return (
-        str(first) if first == last else f"{first}..{last}",
-        str(segment.length),
-        str(segment.period),
-        state if state == returned else f"{state} -> {returned}",
-        f"sequential: {segment.reason}" if segment.reason else "a chain",
-    )
+def shapes(tree: Any) -> str:
+    """float32[3], for each array."""
+    leaves = map(shape_of, jax.tree.leaves(tree))
+    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
