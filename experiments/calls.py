@@ -27,6 +27,7 @@ from experiments.compile_time import by_hand
 
 TAKES = "1 min"
 WIDTH = 8
+LATER, QUICK_LATER = 40, 10  # calls after the second
 COLUMNS = {
     "entry": "what is called",
     "program": "by which library",
@@ -140,9 +141,7 @@ def megabytes() -> float:
 
 def main(argv: list[str]) -> None:
     """Call every entry point."""
-    calls_of = {"calls": "calls after the second (40, quick: 10)"}
-    options = command.parser("calls", __doc__, numbers=calls_of).parse_args(argv)
-    length, layers = (100, 16) if options.quick else (1000, 128)
-    count = options.calls or (10 if options.quick else 40)
+    options = command.parser("calls", __doc__).parse_args(argv)
+    length, layers, count = (100, 16, QUICK_LATER) if options.quick else (1000, 128, LATER)
     cases = [partial(measure, *entry, count) for entry in entries(length, layers).items()]
     command.run(options, cases, {"": COLUMNS}, together=[""])

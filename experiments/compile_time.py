@@ -35,7 +35,8 @@ Network = Callable[[Any, Array], Array]
 
 PARTS = ("layers", "training")
 WIDTH, BATCH, TRAINED_BATCH = 16, 8, 32
-LENGTHS = (16, 64, 256, 1024)
+LENGTHS, QUICK_LENGTHS = (16, 64, 256, 1024), (4, 16)
+BUILDS = {"layers": 3, "training": 5}  # compilations of each program; 1 with --quick
 LONGEST_LOOP = 256  # layers
 LOOP, PLAIN = "Python loop", f"{SCAN}, stacked"
 LIST = "list, adam"
@@ -227,14 +228,9 @@ def pictures(rows: Sequence[Row]) -> Figures:
 
 def main(argv: list[str]) -> None:
     """Trace, compile and run."""
-    builds_of = {"builds": "compilations of each program (3, training 5, quick: 1)"}
-    lengths_of = {"lengths": "numbers of layers"}
-    arguments = command.parser("compile_time", __doc__, PARTS, lengths_of, builds_of)
-    options = arguments.parse_args(argv)
+    options = command.parser("compile_time", __doc__, PARTS).parse_args(argv)
     quick, device, effort = options.quick, depth.at_hand(), Effort(options.repeats)
-    builds = {
-        part: options.builds or (1 if quick else n) for part, n in zip(PARTS, (3, 5), strict=True)
-    }
+    builds = dict.fromkeys(PARTS, 1) if quick else BUILDS
     shortest: dict[str, float] = {}
 
     def deeper(length: int) -> Iterator[Row]:
@@ -254,7 +250,6 @@ def main(argv: list[str]) -> None:
     if "layers" in options.parts and not find_package("flax"):
         PROGRESS.print("no layers: flax is not installed")
     elif "layers" in options.parts:
-        lengths = options.lengths or ((4, 16) if quick else LENGTHS)
-        jobs += [partial(deeper, length) for length in sorted(set(lengths))]
+        jobs += [partial(deeper, length) for length in (QUICK_LENGTHS if quick else LENGTHS)]
     jobs += [loops] if "training" in options.parts else []
     command.run(options, jobs, {"layers": LAYERS, "training": TRAINING}, pictures=pictures)

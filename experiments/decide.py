@@ -349,19 +349,14 @@ def _regret(rows: Sequence[Row]) -> Any:
 
 def main(argv: list[str]) -> None:
     """Measure what the command line asks for: some chains, the other parts, more chains."""
-    chains_of = {"chains": f"number of random chains ({CHAINS})"}
-    arguments = command.parser("decide", __doc__, PARTS, numbers=chains_of)
-    arguments.set_defaults(chains=CHAINS)
-    what = "of the random chains (%(default)s)"
-    arguments.add_argument("--seed", type=int, default=0, metavar="N", help=what)
-    options = arguments.parse_args(argv)
+    options = command.parser("decide", __doc__, PARTS).parse_args(argv)
     device, quick, rounds = depth.at_hand(), options.quick, options.repeats
     effort = Effort(rounds, (0.03 if quick else 0.3) / rounds, **LEAST)
 
     def both(of: Callable[..., Row], specimen: zoo.Specimen) -> Iterator[Row]:
         return (of(chain, device, effort) for chain in Chain.both(specimen))
 
-    drawn = [SMALL] if quick else zoo.specimens(options.chains, options.seed)
+    drawn = [SMALL] if quick else zoo.specimens(CHAINS)
     drawn_chains: list[command.Job] = [partial(both, regret, specimen) for specimen in drawn]
     hard = [*HARD][:1] if quick else HARD
     sizes = product(*([[4], [64]] if quick else [WIDTHS, LENGTHS]), [1])

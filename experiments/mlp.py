@@ -78,7 +78,7 @@ def sizes(*each: Sequence[Any]) -> list[Size]:
 
 
 def default_sizes(quick: bool, on_cpu: bool) -> list[Size]:
-    """The sizes to measure unless others are given: on an accelerator narrow ones."""
+    """The sizes to measure: on an accelerator narrow ones."""
     if quick:
         return sizes(["tanh"], [512, 1024], [4], [1])
     beside = sizes(["tanh"], [1024], [2, 8], [8]) + sizes(["relu"], [1024], [2, 8], [1])
@@ -182,23 +182,12 @@ def pictures(rows: Sequence[Row]) -> Figures:
 
 def main(argv: list[str]) -> None:
     """Measure the sizes that the command line asks for."""
-    sizes_of = {"lengths": "layers", "widths": "units of a layer", "batches": "inputs at once (1)"}
-    several = {name: f"numbers of {what}" for name, what in sizes_of.items()}
-    arguments = command.parser("mlp", __doc__, several=several)
-    add = arguments.add_argument
-    add("--kinds", nargs="+", choices=KINDS, help="activations (tanh)")
-    what = "which directions (forward, gradient)"
+    arguments = command.parser("mlp", __doc__)
+    add, what = arguments.add_argument, "which directions (forward, gradient)"
     add("--directions", nargs="+", choices=MAKERS, default=DIRECTIONS, help=what)
     options = arguments.parse_args(argv)
     device, effort = depth.at_hand(), Effort(options.repeats)
     chosen = default_sizes(options.quick, jax.default_backend() == "cpu")
-    if options.kinds or options.lengths or options.widths or options.batches:
-        chosen = sizes(
-            options.kinds or ["tanh"],
-            options.lengths or sorted({size.length for size in chosen}),
-            options.widths or sorted({size.width for size in chosen}),
-            options.batches or [1],
-        )
 
     def rows(size: Size, direction: str) -> Iterator[Row]:
         return bench(case(size, direction), device, effort, LONGEST)

@@ -39,6 +39,7 @@ SOLVER_COLUMNS = {
     "auto/best": "its time / time of the fastest of all programs",
 }
 LENGTHS, WIDTHS = (4096, 1024, 8192, 2048), (4, 8, 16, 32, 64)
+QUICK: Sequence[tuple[int, int]] = ((1024, 4), (1024, 16))
 LONG = 65_536  # on accelerators, too
 LOOPS = 64  # the longest Python loop among the baselines
 MOST_ENTRIES = 7e7  # of the blocks of a case: 280 MB
@@ -74,7 +75,7 @@ def problem(length: int, width: int, seed: int) -> tuple[Array, Array]:
     return 0.5 * width**-0.5 * A, jax.random.normal(of_vectors, (length, width), jnp.float32)
 
 
-def case(length: int, width: int, names: Sequence[str] = PARALLEL) -> Case:
+def case(length: int, width: int, names: Sequence[str]) -> Case:
     """The sequential programs of a size, and the parallel solvers ``names``."""
 
     def solver(name: str) -> Callable[[Array, Array], Array]:
@@ -129,23 +130,14 @@ def pictures(rows: Sequence[Row]) -> Figures:
 
 def main(argv: list[str]) -> None:
     """Time the solvers."""
-    several = {"lengths": "numbers of steps", "widths": "numbers of rows of a block"}
-    arguments = command.parser("recurrence", __doc__, several=several)
-    add = arguments.add_argument
-    add("--solvers", nargs="+", choices=PARALLEL, default=PARALLEL, help="which of them (all)")
-    options = arguments.parse_args(argv)
+    options = command.parser("recurrence", __doc__).parse_args(argv)
     on_cpu = jax.default_backend() == "cpu"
-    usual = [1024] if options.quick else [*LENGTHS] if on_cpu else [*LENGTHS, LONG]
-    widths = options.widths or ([4, 16] if options.quick else [*WIDTHS])
-    sizes = [
-        size
-        for size in product(options.lengths or usual, widths)
-        if size[0] * size[1] ** 2 <= MOST_ENTRIES
-    ]
+    usual = product(LENGTHS if on_cpu else (*LENGTHS, LONG), WIDTHS)
+    sizes = QUICK if options.quick else [(n, w) for n, w in usual if n * w**2 <= MOST_ENTRIES]
     device, effort = depth.at_hand(), Effort(options.repeats)
 
     def measured(length: int, width: int) -> Iterator[Row]:
-        one = case(length, width, options.solvers)
+        one = case(length, width, PARALLEL)
         rows = list(bench(one, device, effort))
         yield from rows
         blocks = Matrices(one.arguments[0][0])

@@ -23,11 +23,7 @@ SCRATCH = Path("build/pictures")  # for the rows and the picture of a run that n
 
 
 def parser(
-    name: str,
-    description: str | None,
-    parts: Sequence[str] = (),
-    several: Mapping[str, str] = {},
-    numbers: Mapping[str, str] = {},
+    name: str, description: str | None, parts: Sequence[str] = ()
 ) -> argparse.ArgumentParser:
     """A command line with the options that all experiments share.
 
@@ -35,8 +31,6 @@ def parser(
         name: of the experiment.
         description: what `--help` says: the module's docstring.
         parts: of the experiment, of which ``--parts`` chooses some.
-        several: further options of one or more integers from 1 on, and what they are.
-        numbers: the same of one integer.
     """
     found = argparse.ArgumentParser(
         prog=f"python -m experiments {name}",
@@ -59,10 +53,6 @@ def parser(
     add("--seconds", type=float, metavar="S", help="start no new case after S seconds")
     if parts:
         add("--parts", nargs="+", choices=parts, default=parts, help="which parts (all)")
-    for option, said in several.items():
-        add(f"--{option}", nargs="+", type=positive, metavar="N", help=said)
-    for option, said in numbers.items():
-        add(f"--{option}", type=positive, metavar="N", help=said)
     return found
 
 

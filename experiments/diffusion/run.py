@@ -24,7 +24,7 @@ from jax import Array
 
 import depth
 from deeppcr import Diagonal, Newton, Solution
-from deeppcr.diffusion import Gaussian, Schedule
+from deeppcr.diffusion import Gaussian
 from experiments.bench import command
 from experiments.bench.columns import BENCH, LABELS
 from experiments.bench.engine import bench, distance, solve_statistics
@@ -173,8 +173,8 @@ class Bench:
             "stopped".
     """
 
-    def __init__(self, scale: Scale, schedule: Schedule, device: depth.Device, effort: Effort):
-        self.scale, self.schedule, self.device, self.effort = scale, schedule, device, effort
+    def __init__(self, scale: Scale, device: depth.Device, effort: Effort):
+        self.scale, self.device, self.effort = scale, device, effort
         self.gallery: dict[str, np.ndarray] = {}
 
     def speed(self, size: int, steps: int, batch: int) -> Iterator[Row]:
@@ -251,7 +251,7 @@ class Bench:
 
     def _setup(self, size: int, steps: int, batch: int) -> Setup:
         PROGRESS.say(f"training the model of {size} latents, unless it is cached")
-        return Setup(generator(size, self.scale.training), self.schedule, steps, batch)
+        return Setup(generator(size, self.scale.training), schedule_of("DDIM"), steps, batch)
 
 
 def _count(
@@ -293,13 +293,10 @@ def _most_iterations(setup: Setup, name: str) -> int:
 
 def main(argv: list[str]) -> None:
     """Train or read the models, and measure."""
-    arguments = command.parser("diffusion", __doc__, PARTS)
-    what, names = "the scheduler (%(default)s)", list(SCHEDULERS)
-    arguments.add_argument("--scheduler", choices=names, default="DDIM", help=what)
-    options = arguments.parse_args(argv)
+    options = command.parser("diffusion", __doc__, PARTS).parse_args(argv)
     scale = QUICK if options.quick else CPU if jax.default_backend() == "cpu" else ACCELERATOR
     device, effort = depth.at_hand(), Effort(options.repeats)
-    bench = Bench(scale, schedule_of(options.scheduler), device, effort)
+    bench = Bench(scale, device, effort)
     jobs: list[command.Job] = []
     if "speed" in options.parts:
         jobs += [partial(bench.speed, *case) for case in scale.cases()]

@@ -52,7 +52,7 @@ TABLES = dict.fromkeys(PARTS, BENCH)
 TABLES |= {"training": TRAINING, "fastest programs": BEST}
 BATCHES = (1, 8)
 SIZES = ((10_000, 4), (10_000, 2), (10_000, 8), (2_000, 16))  # T and n of the adjoints
-QUICK = ((1_000, 4),)
+QUICK: tuple[tuple[int, int], ...] = ((1_000, 4),)
 LEARNT_QUICKLY = ("rows",)
 ON_CPU = [
     *(("gru", n, length) for n in (1, 4) for length in (1000, 10_000)),
@@ -62,19 +62,14 @@ ON_CPU = [
 ON_ACCELERATOR = [("lstm", 4, 10_000), ("gru", 16, 10_000), ("gru", 64, 1000)]
 
 
-def adjoints(options: argparse.Namespace) -> list[Size]:
-    """The sizes of the adjoints that the command line asks for."""
+def adjoints(quick: bool) -> list[Size]:
+    """The sizes of the adjoints."""
     on_cpu = jax.default_backend() == "cpu"
-    usual: Sequence[tuple[int, int]] = QUICK if options.quick else SIZES if on_cpu else SIZES[:2]
-    batches = options.batches or (BATCHES[-1:] if options.quick else BATCHES)
-    if options.lengths or options.widths:
-        lengths = options.lengths or sorted({length for length, _ in usual})
-        widths = options.widths or sorted({n for _, n in usual})
-        usual = list(product(lengths, widths))
+    sizes = QUICK if quick else SIZES if on_cpu else SIZES[:2]
     return [
         Size(Network("gru", n), length, batch, "adjoints")
-        for length, n in usual
-        for batch in batches
+        for length, n in sizes
+        for batch in (BATCHES[-1:] if quick else BATCHES)
     ]
 
 
@@ -92,7 +87,7 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
     are_few = quick or jax.default_backend() != "cpu"  # layers and trainings
     found: dict[str, list[command.Job]] = {part: [] for part in PARTS}
     for part, sizes, few in (
-        ("adjoints", adjoints(options), ["gradient"]),
+        ("adjoints", adjoints(quick), ["gradient"]),
         ("grid", grid(quick), ["forward"]),
     ):
         directions = few if quick else DIRECTIONS
@@ -105,8 +100,7 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
         if "vowels" not in every and not are_few:
             PROGRESS.print("no vowels: aeon is not installed (pip install --no-deps aeon)\n")
         for name in LEARNT_QUICKLY if are_few else every:
-            learner = Learner(every[name], options.steps or every[name].steps)
-            found["training"].append(learner.train)
+            found["training"].append(Learner(every[name], every[name].steps).train)
     chosen = {part: found[part] if part in options.parts else [] for part in PARTS}
     first, rest = chosen["grid"][:2], chosen["grid"][2:]
     return [*chosen["adjoints"], *first, *chosen["layers"], *chosen["training"], *rest]
@@ -167,9 +161,5 @@ def pictures(rows: Sequence[Row]) -> Figures:
 
 def main(argv: list[str]) -> None:
     """Measure what the command line asks for."""
-    several = {"lengths": "steps", "widths": "units", "batches": "sequences"}
-    several = {name: f"numbers of {what} (adjoints)" for name, what in several.items()}
-    steps = {"steps": "training steps (by task)"}
-    arguments = command.parser("gradients", __doc__, PARTS, several, steps)
-    options = arguments.parse_args(argv)
+    options = command.parser("gradients", __doc__, PARTS).parse_args(argv)
     command.run(options, jobs(options), TABLES, summary=command.fastest, pictures=pictures)

@@ -59,17 +59,17 @@ class Specimen:
         return 4.0 * self.length * self.batch * entries
 
 
-def specimens(number: int, seed: int = 0) -> Iterator[Specimen]:
+def specimens(number: int) -> Iterator[Specimen]:
     """At least ``number`` specimens, alternating between kinds."""
-    drawn = [_drawn(kind, seed) for kind in KINDS]
+    drawn = [_drawn(kind) for kind in KINDS]
     for _ in range(math.ceil(number / len(KINDS))):
         yield from map(next, drawn)
 
 
-def _drawn(kind: str, seed: int) -> Iterator[Specimen]:
+def _drawn(kind: str) -> Iterator[Specimen]:
     """Endless specimens of a kind, of random sizes."""
     seen: set[Specimen] = set()
-    rng = random.Random(f"{kind} {seed}")
+    rng = random.Random(f"{kind} 0")
     widths = [w for w in WIDTHS if w >= CHANNELS] if kind == "residual conv" else WIDTHS
     while True:
         found = Specimen(kind, rng.choice(widths), rng.choice(LENGTHS), rng.choice(BATCHES))

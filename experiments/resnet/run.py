@@ -298,15 +298,11 @@ def pictures(rows: Sequence[Row]) -> Figures:
 
 def main(argv: list[str]) -> None:
     """Measure and train."""
-    numbers = {"length": "number of blocks to train", "steps": "training steps"}
-    several = {"lengths": "numbers of blocks to time"}
-    arguments = command.parser("resnet", __doc__, PARTS, several, numbers)
-    what = "seconds after which a training stops"
-    arguments.add_argument("--limit", type=float, metavar="S", help=what)
+    arguments = command.parser("resnet", __doc__, PARTS)
+    arguments.add_argument("--steps", type=command.positive, metavar="N", help="training steps")
     options = arguments.parse_args(argv)
     scale = QUICK if options.quick else ON_CPU if jax.default_backend() == "cpu" else ON_ACCELERATOR
-    given = {name: getattr(options, name) for name in ("lengths", "length", "steps", "limit")}
-    scale = dataclasses.replace(scale, **{name: value for name, value in given.items() if value})
+    scale = dataclasses.replace(scale, steps=options.steps or scale.steps)
 
     def task(length: int) -> Task:
         return Task(Shape(length), BATCH, scale.steps)

@@ -130,7 +130,7 @@ def test_all_draws_differ_and_every_sampler_makes_the_same_of_them(
 
 def test_the_command_runs_from_start_to_end(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diffusion, "QUICK", TINY)
-    rows, text = run_command(diffusion, "--quick", "--repeats", "1", "--scheduler", "Euler")
+    rows, text = run_command(diffusion, "--quick", "--repeats", "1")
     assert "speed: kind = latent, L = 4, w = 2, batch = 10, direction = forward\n" in text
     speed, stopped = ([row for row in rows if row["part"] == part] for part in ("speed", "stopped"))
     assert len(speed) + len(stopped) == len(rows)

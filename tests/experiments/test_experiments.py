@@ -31,6 +31,7 @@ from experiments.field.claims import Claim
 from experiments.gradients import run as gradients
 from experiments.gradients.layers import Layer
 from experiments.gradients.network import Network, Size
+from experiments.gradients.tasks import tasks
 from experiments.models import chains, published, zoo
 from experiments.resnet import run as resnet
 from tests.experiments.conftest import Run
@@ -54,21 +55,26 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (mlp, "LOOPS", dict.fromkeys(mlp.DIRECTIONS, 0)),
         (mlp, "sizes", lambda *_: [mlp.Size("tanh", 12, 2, 1)]),
         (recurrence, "PARALLEL", ("pcr",)),
+        (recurrence, "QUICK", ((12, 2),)),
         (decide, "HARD", {"logistic": lambda: chains.logistic_chain(12)}),
         (decide, "FAR_DEVICES", ("H200",)),
         (decide, "CANDIDATES", _few_candidates()),
         (decide, "LONGEST_LOOP", 0),
         (decide, "SMALL", zoo.Specimen("tanh", 2, 12, 1)),
         (headline, "SHORT", 12),
+        (gradients, "QUICK", ((6, 2),)),
+        (gradients, "tasks", lambda: {"rows": tasks()["rows"]._replace(steps=2)}),
         (gradients, "grid", lambda quick: [Size(Network("gru", 2), 6)]),
         (gradients, "layers", lambda quick: [Layer("GRUCell", length=5, units=2, batch=2)]),
         (resnet, "QUICK", resnet.Scale((4,), 4, 3, 60.0, 1e9, (1,), *2 * [("dense / dense",)])),
         (resnet, "LONGEST_LOOP", 0),
+        (calls, "QUICK_LATER", 1),
         (calls, "entries", lambda *_, original=calls.entries: original(8, 2)),
         (iterations, "QUICK_FORMS", ("dense", "plain", "trust region")),
         (iterations, "problem", lambda kind, size, length: _problem(kind)),
         (iterations, "LOOP", 0),
         (iterations, "LOGISTIC_LENGTH", 12),
+        (compile_time, "QUICK_LENGTHS", (2,)),
         (compile_time, "training", lambda *_, original=compile_time.training: original(2, 3)),
         (
             loops,
@@ -113,24 +119,16 @@ def programs(rows: list[Row], **labels: Any) -> list[str]:
 
 
 RUNS: dict[str, tuple[Any, tuple[str, ...], int]] = {  # module, options, number of rows
-    "calls": (calls, ("--quick", "--calls", "1"), 15),
-    "compile_time": (compile_time, (*FEW, "--lengths", "2"), 5 + 5),
+    "calls": (calls, ("--quick",), 15),
+    "compile_time": (compile_time, FEW, 5 + 5),
     "decide": (decide, FEW, 2 + 3 + 2),
     "field": (field, FEW, 1 + 4 + 1),
-    "gradients": (
-        gradients,
-        (*FEW, "--lengths", "6", "--widths", "2", "--steps", "2"),
-        6 + 4 + 4 + 4,
-    ),
+    "gradients": (gradients, FEW, 6 + 4 + 4 + 4),
     "iterations": (iterations, FEW, 2 + 5 + 3 * 2 + 3),
     "headline": (headline, FEW, 5 + 3),
     "mlp": (mlp, FEW, 3 + 4),
     "loops": (loops, FEW, 2 * 2 * 2),
-    "recurrence": (
-        recurrence,
-        (*FEW, "--lengths", "12", "--widths", "2", "--solvers", "pcr"),
-        5 + 1,
-    ),
+    "recurrence": (recurrence, FEW, 5 + 1),
     "resnet": (resnet, FEW, 2 + 2 + 1),
     "text": (text, FEW, 2 + 1 + 1),
 }
