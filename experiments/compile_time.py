@@ -10,6 +10,7 @@ sequential programs are the Python loop and `jax.lax.scan`, for layers with unro
 the training loops, the two with plain Adam.
 """
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -28,7 +29,6 @@ from experiments.bench.programs import SCAN, UNROLLS
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
-from experiments.models.data import find_package
 from experiments.models.training import affine
 
 Network = Callable[[Any, Array], Array]
@@ -247,7 +247,7 @@ def main(argv: list[str]) -> None:
             yield row | more | {"us a step": 1e3 * row["ms"] / row["steps"]}
 
     jobs: list[command.Job] = []
-    if "layers" in options.parts and not find_package("flax"):
+    if "layers" in options.parts and not importlib.util.find_spec("flax"):
         PROGRESS.print("no layers: flax is not installed")
     elif "layers" in options.parts:
         jobs += [partial(deeper, length) for length in (QUICK_LENGTHS if quick else LENGTHS)]

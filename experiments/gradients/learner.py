@@ -33,14 +33,10 @@ LARGEST = 1.0  # norm of a gradient; larger ones are clipped
 Training = tuple[Any, Any, Any, Array]
 """Weights, the two moments of their gradients, and the number of steps so far."""
 
-Inputs = tuple[Array, ...]
-"""Series ``[T, batch, features]``, and a mask ``[T, batch]`` if their lengths differ."""
 
-
-def by_time(x: np.ndarray, mask: np.ndarray | None) -> Inputs:
-    """Inputs from series ``[batch, T, features]`` and a mask ``[batch, T]``."""
-    given = (x,) if mask is None else (x, mask)
-    return tuple(jnp.asarray(np.swapaxes(each, 0, 1)) for each in given)
+def by_time(x: np.ndarray) -> Array:
+    """Inputs ``[T, batch, features]`` from series ``[batch, T, features]``."""
+    return jnp.asarray(np.swapaxes(x, 0, 1))
 
 
 @dataclass(frozen=True)
@@ -71,31 +67,30 @@ class Learner:
         zeros = jax.tree.map(np.zeros_like, weights)
         return weights, zeros, zeros, jnp.int32(0)
 
-    def batches(self) -> Iterator[tuple[Inputs, Array, Array]]:
+    def batches(self) -> Iterator[tuple[Array, Array, Array]]:
         """Inputs, classes and weights of times of each step, the same for all variants."""
         task = self.task
-        x, y, mask = task.train_x, task.train_y, task.mask(task.train_lengths)
+        x, y = task.train_x, task.train_y
         for k, chosen in enumerate(batches(len(x), self.steps, min(self.batch, len(x)), seed=0)):
             weights = task.weights(k / self.steps)
-            inputs = by_time(x[chosen], None if mask is None else mask[chosen])
-            yield inputs, jnp.asarray(y[chosen]), jnp.asarray(weights)
+            yield by_time(x[chosen]), jnp.asarray(y[chosen]), jnp.asarray(weights)
 
-    def scores(self, scan: Scan, weights: Any, inputs: Inputs) -> Array:
+    def scores(self, scan: Scan, weights: Any, inputs: Array) -> Array:
         """``[batch, T, classes]`` of all series."""
-        start = self.network.start(inputs[0].shape[1])
-        states = self.network.states(scan)(weights["cell"], start, *inputs)
+        start = self.network.start(inputs.shape[1])
+        states = self.network.states(scan)(weights["cell"], start, inputs)
         return jnp.swapaxes(cells.read(weights["out"], states), 0, 1)
 
     def update(self, scan: Scan) -> Callable[..., tuple[Training, Array]]:
         """One step: ``(training, inputs, y, weights of times) -> (training, loss)``."""
 
-        def loss(weights: Any, inputs: Inputs, y: Array, counted: Array) -> Array:
+        def loss(weights: Any, inputs: Array, y: Array, counted: Array) -> Array:
             chances = jax.nn.log_softmax(self.scores(scan, weights, inputs))
             right = jnp.take_along_axis(chances, y[..., None], axis=-1)[..., 0]
             return -(right.mean(axis=0) * counted).sum()
 
         def step(
-            training: Training, inputs: Inputs, y: Array, counted: Array
+            training: Training, inputs: Array, y: Array, counted: Array
         ) -> tuple[Training, Array]:
             weights, mean, square, index = training
             value, gradient = jax.value_and_grad(loss)(weights, inputs, y, counted)
@@ -108,7 +103,7 @@ class Learner:
 
     def accuracy(self, weights: Any) -> float:
         """The share of the test set whose class at the end is found."""
-        inputs = by_time(self.task.test_x, self.task.mask(self.task.test_lengths))
+        inputs = by_time(self.task.test_x)
         scores = jax.jit(lambda *given: self.scores(jax.lax.scan, *given)[:, -1])(weights, inputs)
         return float(np.mean(np.asarray(scores).argmax(axis=1) == self.task.test_y[:, -1]))
 

@@ -76,25 +76,15 @@ class Network:
         inputs = np.random.default_rng(seed).standard_normal((length, batch, self.n), np.float32)
         return KINDS[self.kind][1](self.n, seed=seed), self.start(batch), jnp.asarray(inputs)
 
-    def chain(self, weights: Any, xs: Array, mask: Array | None = None) -> deeppcr.Chain:
-        """The cell over inputs ``[T, batch, features]``.
-
-        The state stays where a mask ``[T, batch]`` is False.
-        """
-        step, inputs = partial(self.step, weights), cells.read(weights, xs)
-        if mask is None:
-            return deeppcr.Chain(step, inputs)
-        masked = deeppcr.masked(lambda state, from_x: (step(state, from_x), None))
-        return deeppcr.Chain(lambda state, given: masked(state, given)[0], (inputs, mask))
+    def chain(self, weights: Any, xs: Array) -> deeppcr.Chain:
+        """The cell over inputs ``[T, batch, features]``."""
+        return deeppcr.Chain(partial(self.step, weights), cells.read(weights, xs))
 
     def states(self, scan: Scan) -> Callable[..., Array]:
-        """A function that returns all outputs ``[T, batch, n]``.
+        """``(weights, start, inputs) -> [T, batch, n]``: all outputs."""
 
-        Its arguments are ``(weights, start, inputs)``, and the mask of `chain` if there is one.
-        """
-
-        def run(weights: Any, start: Any, *inputs: Any) -> Array:
-            chain = self.chain(weights, *inputs)
+        def run(weights: Any, start: Any, inputs: Array) -> Array:
+            chain = self.chain(weights, inputs)
 
             def body(state: Any, given: Any) -> tuple[Any, Array]:
                 state = chain.step(state, given)
@@ -113,8 +103,8 @@ class Network:
     def solve(self, method: Any) -> Callable[..., deeppcr.Solution] | None:
         """A solve of the same chain; None for a method without iterations."""
 
-        def run(weights: Any, start: Any, *inputs: Any) -> deeppcr.Solution:
-            chain = self.chain(weights, *inputs)
+        def run(weights: Any, start: Any, inputs: Array) -> deeppcr.Solution:
+            chain = self.chain(weights, inputs)
             return deeppcr.solve(chain, start, method=method, batch_ndim=1)
 
         return None if method == "sequential" else jax.jit(run)

@@ -5,10 +5,9 @@ adjoints  a GRU with random weights over T steps with n units, alone or eight se
           state and inputs
 grid      GRU and LSTM over long sequences
 layers    `deeppcr.nn.RNN` beside `flax.nnx.RNN`: gradients of cells of both in several sizes
-training  a GRU learns to read handwritten digits row by row and pixel by pixel, to know nine men by
-          recordings of several lengths (of aeon, if it is installed), and the parity of many bits,
-          by `jax.lax.scan` and by deeppcr from the same weights; "nudged": from weights that differ
-          in the last digit
+training  a GRU learns to read handwritten digits row by row and pixel by pixel, and the parity of
+          many bits, by `jax.lax.scan` and by deeppcr from the same weights; "nudged": from weights
+          that differ in the last digit
 
 "auto" is what `deeppcr.plan` chooses. The other gradients follow a forward pass by `jax.lax.scan`:
 "backprop" is backpropagation, "recurrence" computes the Jacobians of all steps at once and solves
@@ -27,7 +26,6 @@ import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST, LABELS
 from experiments.bench.plots import Figures, curves, dots, lines, loops, styled
-from experiments.bench.progress import PROGRESS
 from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
@@ -97,8 +95,6 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
         found["layers"] = [partial(one.rows, device, effort) for one in layers(are_few)]
     if "training" in options.parts:
         every = tasks()
-        if "vowels" not in every and not are_few:
-            PROGRESS.print("no vowels: aeon is not installed (pip install --no-deps aeon)\n")
         for name in LEARNT_QUICKLY if are_few else every:
             found["training"].append(Learner(every[name], every[name].steps).train)
     chosen = {part: found[part] if part in options.parts else [] for part in PARTS}

@@ -1,7 +1,6 @@
-"""What a recurrent network learns here: digits read bit by bit, speakers, the parity of many bits.
+"""What a recurrent network learns here: digits read bit by bit, the parity of many bits.
 
 rows    handwritten digits of scikit-learn, a row of 8 pixels at a time
-vowels  which of nine men speaks: recordings of 7 to 29 frames, if aeon is installed
 pixels  the same digits, one pixel at a time: the first of 64 still matters at the end
 parity  of 64 random bits: every bit counts, and none may be forgotten. The horizon grows while the
         network learns, from the parity of the first few bits to that of all
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.models.data import digits, vowels
+from experiments.models.data import digits
 
 BITS = 64
 NEAR = 4  # bits of the first horizon
@@ -30,8 +29,6 @@ class Task(NamedTuple):
         test_x: ``[test, T, features]``.
         test_y: ``[test, T]``.
         grows: whether the horizon grows; else only the class at the end counts.
-        train_lengths: ``[n]``, the valid times of each series; None if all are.
-        test_lengths: ``[test]``.
     """
 
     name: str
@@ -42,8 +39,6 @@ class Task(NamedTuple):
     test_x: np.ndarray
     test_y: np.ndarray
     grows: bool
-    train_lengths: np.ndarray | None = None
-    test_lengths: np.ndarray | None = None
 
     @property
     def length(self) -> int:
@@ -55,10 +50,6 @@ class Task(NamedTuple):
         """The number of classes."""
         return int(self.train_y.max()) + 1
 
-    def mask(self, lengths: np.ndarray | None) -> np.ndarray | None:
-        """``[n, T]``: whether each time is before the end of its series; None if all are."""
-        return None if lengths is None else np.arange(self.length) < lengths[:, None]
-
     def weights(self, done: float) -> np.ndarray:
         """The weight of each time in the loss, ``[T]``, when a share of the training is done."""
         times = np.arange(self.length)
@@ -68,10 +59,9 @@ class Task(NamedTuple):
 
 
 def tasks() -> dict[str, Task]:
-    """All tasks that have data, by name."""
-    rows, pixels = _digits("rows", 8, 32, 400), _digits("pixels", 64, 32, 1000)
-    found = [rows, _speakers(), pixels, parity()]
-    return {task.name: task for task in found if task is not None}
+    """All tasks, by name."""
+    found = _digits("rows", 8, 32, 400), _digits("pixels", 64, 32, 1000), parity()
+    return {task.name: task for task in found}
 
 
 def parity(count: int = 4000, bits: int = BITS, seed: int = 0) -> Task:
@@ -81,17 +71,6 @@ def parity(count: int = 4000, bits: int = BITS, seed: int = 0) -> Task:
     test = count // 8
     y = y.astype(np.int32)
     return Task("parity", 16, 1500, x[test:], y[test:], x[:test], y[:test], grows=True)
-
-
-def _speakers() -> Task | None:
-    found = vowels()
-    if found is None:
-        return None
-    train, test = found
-    classes = (np.repeat(part.y[:, None], part.x.shape[1], axis=1) for part in found)
-    train_y, test_y = classes
-    task = Task("vowels", 16, 300, train.x, train_y, test.x, test_y, grows=False)
-    return task._replace(train_lengths=train.lengths, test_lengths=test.lengths)
 
 
 def _digits(name: str, length: int, units: int, steps: int) -> Task:

@@ -170,6 +170,8 @@ def in_gradients(rows: list[Row]) -> None:
     trained = [row for row in rows if row["part"] == "training"]
     assert [row["program"] for row in trained][1:] == ["auto", "newton", "lax.scan, nudged"]
     assert all(row["losses differ"] < 1e-5 and row["alike for"] == 2 for row in trained)
+    first, last = trained[0]["losses"]
+    assert first == pytest.approx(np.log(10), abs=1e-4) != last  # all classes look alike
 
 
 def in_iterations(rows: list[Row]) -> None:
