@@ -4,24 +4,14 @@ The digits after each iteration, and iterations and time against steps.
 """
 
 from collections.abc import Mapping, Sequence
-from textwrap import fill
 from typing import Any
 
 import numpy as np
 
-from experiments.bench import plots
-from experiments.bench.plots import BLUE, GREEN, PINK, RED, Figures, sheet, styled
+from experiments.bench.plots import Figures, lines, loops, sheet, styled
+from experiments.bench.table import Row
 
-Row = dict[str, Any]
-SEQUENTIAL = "fastest of "  # the loops
-LOOKS = {
-    SEQUENTIAL: ("black", "x"),
-    "dense": (BLUE, "o"),
-    "diagonal": (GREEN, "D"),
-    "gaussian": (PINK, "^"),
-    "picard": (RED, "s"),
-}
-METHODS = {
+METHODS = {  # and their names in a picture
     "dense": "dense Newton",
     "diagonal": "diagonal Newton",
     "gaussian": "Gaussian",
@@ -50,12 +40,11 @@ def pictures(rows: Sequence[Row], gallery: Mapping[str, np.ndarray] | None = Non
         along_steps = [row for row in speed if (row["batch"], row["w"]) == (batch, size)]
         along_sizes = [row for row in speed if (row["batch"], row["L"]) == (batch, steps)]
         of = f"{size} numbers a sample, batch {batch}"
-        title = f"Diffusion sampling, {of} (down is better)"
-        panels = {"iterations": "iterations until converged", "ms": "time [ms]"}
-        found["steps"] = _lines(title, along_steps, "L", panels)
+        found["steps"] = _by(along_steps, "L", "denoising steps", of)
         if len({row["w"] for row in along_sizes}) > 1:
-            title = f"Diffusion sampling, {steps} steps, batch {batch} (down is better)"
-            found["size"] = _lines(title, along_sizes, "w", panels)
+            found["size"] = _by(
+                along_sizes, "w", "numbers a sample", f"{steps} steps, batch {batch}"
+            )
     if stopped:
         last = {row["program"]: row for row in stopped if row["w"] == stopped[-1]["w"]}
         if gallery:
@@ -110,55 +99,28 @@ def draw_digits(axes: Any, rows: Mapping[str, Any]) -> None:
 
 
 def _distances(rows: Sequence[Row]) -> Any:
-    """How far samples are from the sequential ones, by iterations.
-
-    Beside it how far those of other noise are.
-    """
-    first = rows[0]
-    title = f"Distance to the sequential samples, {first['L']} steps (down is better)"
-    drawing, (axes,) = sheet(title, height=3.6)
-    for method, name in METHODS.items():
-        mine = [row for row in rows if row["program"].startswith(f"{method}, ")]
-        color, marker = LOOKS[method]
-        look = {"color": color, "label": name}
-        plots.series(axes, mine, "iterations", "W1 to sequential", f"{marker}-", **look)
-    axes.set(xscale="log", yscale="log", xlabel="iterations")
-    plots.level(
-        axes, "sequential samples of other noise", at=first["W1, other noise"], side="right"
-    )
-    axes.set_ylim(top=4 * first["W1, other noise"])
-    axes.set_ylabel("Wasserstein-1 distance\n[1 is half the range of a pixel]")
-    most = max(row.get("iterations") or 1 for row in rows)
-    plots.values_as_ticks(axes.xaxis, [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= max(most, 2)])
-    plots.legend(drawing)
-    return drawing
+    """How far samples are from the sequential ones, by iterations."""
+    mine = [row | {"of": METHODS.get(row["program"].partition(", ")[0])} for row in rows]
+    mine = [row for row in mine if row["of"] and row.get("W1 to sequential")]
+    title = f"Distance to the sequential samples, {rows[0]['L']} steps (down is better)"
+    said = "Wasserstein-1 distance\n[1 is half the range of a pixel]"
+    panels = {"black: sequential samples of other noise": (mine, "W1 to sequential", said)}
+    other = rows[0]["W1, other noise"]
+    return lines(title, panels, "iterations", "iterations", key="of", at=other)
 
 
-def _lines(title: str, rows: Sequence[Row], along: str, panels: Mapping[str, str]) -> Any:
-    """A line for every method, dashed with a coarse guess, and one for the fastest loop."""
-    names = dict.fromkeys(row["program"] for row in rows)
-    lines = {name: [row for row in rows if row["program"] == name] for name in names}
+def _by(rows: Sequence[Row], along: str, said: str, of: str) -> Any:
+    """Iterations and time of every method, and the time of the fastest loop."""
     fastest: dict[Any, Row] = {}
-    timed = [row for row in rows if row["baseline"] and "ms" in row]
-    for row in sorted(timed, key=lambda row: float(row["ms"])):
-        fastest.setdefault(row[along], row)
-    lines[SEQUENTIAL] = list(fastest.values())
-    drawing, drawn = sheet(title, len(panels), height=4.2)
-    for axes, (key, said) in zip(drawn, panels.items(), strict=True):
-        for name, points in lines.items():
-            method = name.partition(", coarse")[0]
-            if method in LOOKS:
-                color, marker = LOOKS[method]
-                style, label = "-" if method == name else "--", METHODS.get(method, method)
-                label += (
-                    fill(plots.loops(rows), 36) if name == SEQUENTIAL else name.removeprefix(method)
-                )
-                face = color if method == name else "white"
-                look = {"color": color, "markerfacecolor": face, "label": label}
-                plots.series(axes, points, along, key, marker + style, **look)
-        axes.set(xscale="log", yscale="log", ylabel=said)
-        axes.set_xlabel({"L": "denoising steps", "w": "numbers a sample"}[along])
-        plots.values_as_ticks(axes.xaxis, sorted({row[along] for row in rows}))
-        plots.plain_numbers(axes.yaxis)
-    plots.legend(drawing, 2)
-    return drawing
+    for row in sorted((row for row in rows if row["baseline"] and "ms" in row), key=_ms):
+        fastest.setdefault(row[along], row | {"program": f"fastest of {loops(rows)}"})
+    mine = [row | {"program": METHODS[row["program"]]} for row in rows if row["program"] in METHODS]
+    panels = {
+        "iterations": (mine, "iterations", "iterations until converged"),
+        "time": ([*fastest.values(), *mine], "ms", "time [ms]"),
+    }
+    return lines(f"Diffusion sampling, {of} (down is better)", panels, along, said, height=4.2)
+
+
+def _ms(row: Row) -> float:
+    return float(row["ms"])
