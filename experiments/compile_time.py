@@ -61,7 +61,6 @@ TRAINING = {
     **PROGRAM,
     "against list": "seconds of the list of modules / seconds of this program",
     "us a step": "time of a training step, in microseconds",
-    "last loss": "loss of the last step",
     **BOTH,
 }
 
@@ -191,12 +190,8 @@ def training(count: int, steps: int) -> Case:
             params = deeppcr.unstack(result[0]) if form == "stack" else result[0]
             return jax.tree.leaves(params if form == "arrays" else stacked(params)), result[1]
 
-        return Variant(
-            training_loop(network, optimizer),
-            [(arguments[form], xs)],
-            comparable=comparable,
-            statistics=lambda result: {"last loss": float(result[1][-1])},
-        )
+        program = training_loop(network, optimizer)
+        return Variant(program, [(arguments[form], xs)], comparable=comparable)
 
     loops = {f"{SCAN}, adam": loop("arrays", by_scan, adam), LIST: loop("list", by_hand, adam)}
     packed = deeppcr.pack(adam)

@@ -1,7 +1,7 @@
 """How many Newton iterations does each linearisation take, and does a result after k suffice?
 
 forms       every linearisation on every chain: iterations, error, memory, time beside lax.scan
-accuracy    the error after k iterations, and the digits that a classifier gets right with them
+accuracy    the error after k iterations
 width       time and memory of a GRU against its width
 damping     Newton's method with and without damping on a trained GRU that samples waves from its
             own output, and on chaos
@@ -31,7 +31,7 @@ from experiments.bench.programs import baselines, by_loop, by_method, solver
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
-from experiments.models import autoregressive, chains, data
+from experiments.models import autoregressive, chains
 from experiments.models.chains import Model
 
 TAKES = "8 min"
@@ -45,7 +45,6 @@ ACCURACY = {
     "ended": BENCH["ended"],
     "error": BENCH["error"],
     "residual": BENCH["residual"],
-    "digits right": "share of the digits that are classified correctly",
 }
 TABLES = dict.fromkeys(("forms", "width", "damping"), ROWS)
 TABLES |= {"accuracy": ACCURACY, "fastest programs": CASE | BEST}
@@ -173,8 +172,9 @@ class Bench(NamedTuple):
 def accuracy(chain: Chain, counts: Mapping[str, Sequence[int]]) -> Iterator[Row]:
     """The error of several linearisations after k iterations, until they converge."""
     found = problem(*chain)
-    is_trained = found.kind == "residual"
-    model = chains.residual_chain(chain[2], batch=(IMAGES,)) if is_trained else found.model
+    model = found.model
+    if found.kind == "residual":
+        model = chains.residual_chain(chain[2], batch=(IMAGES,))
     expected = jax.jit(by_loop(model.step, lax.scan))(model.z0, model.inputs)
     scalar = found.scalar if found.kind == "diffusion" else Scalar()
     methods = {"dense": Newton(linearize="dense"), "diagonal": Newton(linearize=Diagonal(probes=0))}
@@ -182,8 +182,7 @@ def accuracy(chain: Chain, counts: Mapping[str, Sequence[int]]) -> Iterator[Row]
     labels, batch_ndim = found.labels("accuracy"), jax.tree.leaves(model.z0)[0].ndim - 1
 
     def judged(states: Any) -> Row:
-        row = finite("error", distance(states, expected))
-        return row | ({"digits right": digits_right(states)} if is_trained else {})
+        return finite("error", distance(states, expected))
 
     for name, form in methods.items():
         if name == "diagonal" and found.width == 1:  # it is dense
@@ -208,14 +207,6 @@ def guessed(model: Model) -> Any:
     guess = apply(constant, model.inputs)
     moved = jax.tree.map(lambda z, after: jnp.concatenate([z[None], after[:-1]]), model.z0, guess)
     return apply(moved, model.inputs)
-
-
-def digits_right(states: Any) -> float:
-    """The share of digits that the trained residual network classifies correctly."""
-    decode = np.asarray(chains.residual_params(len(states))["decode"])
-    with np.errstate(all="ignore"):
-        scores = np.asarray(states)[-1] @ decode
-    return float((scores.argmax(axis=-1) == data.digits().test_y[:IMAGES]).mean())
 
 
 def finite(name: str, value: float) -> Row:
@@ -256,12 +247,6 @@ def pictures(rows: Sequence[Row]) -> Figures:
         title = "Error after each iteration, by linearisation (down is better)"
         said = "iterations k"
         found["error"] = lines(title, panels, "k", said, key="case", xscale="linear", share=True)
-    if mine := [row | {"%": 100 * row["digits right"]} for row in parts["accuracy"]
-                if "digits right" in row]:  # fmt: skip
-        title = "Digits right by a residual network, if stopped early"
-        panels = {"": (mine, "%", "digits right [%]")}
-        scales: Any = {"xscale": "linear", "yscale": "linear"}
-        found["accuracy"] = lines(title, panels, "k", "iterations k", key="form", **scales)
     if mine := [row for row in parts["width"] if "ms" in row]:
         title = f"Forward pass of a GRU, L = {mine[0]['L']:,} (down is better)"
         keys = {"time of a solve": ("ms", "time [ms]"), "memory": ("temp MB", "temporaries [MB]")}

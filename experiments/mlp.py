@@ -8,8 +8,6 @@ biases and the input, "backward" the rest of the gradient after the forward pass
 (``--directions backward``).
 """
 
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +31,6 @@ from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 
 TAKES = "5 min"
-KINDS = ("tanh", "relu")
 DIRECTIONS = ("forward", "gradient")
 # The longest Python loop among the baselines:
 LOOPS = {"forward": 256, "gradient": 64, "backward": 64}
@@ -65,25 +62,16 @@ class Size:
     width: int
     batch: int
 
-    @property
-    def importance(self) -> float:
-        """The order of measurement: 1024 narrow layers of tanh and batch 1, and what is near."""
-        near = abs(math.log2(self.length) - 10) + 0.5 * math.log2(self.width)
-        return near + math.log2(self.batch) + 3 * KINDS.index(self.kind)
 
-
-def sizes(*each: Sequence[Any]) -> list[Size]:
-    """All combinations of kinds, lengths, widths and batches, the most important ones first."""
-    return sorted((Size(*size) for size in product(*each)), key=lambda size: size.importance)
-
-
-def default_sizes(quick: bool, on_cpu: bool) -> list[Size]:
-    """The sizes to measure: on an accelerator narrow ones."""
+def sizes(quick: bool, on_cpu: bool) -> list[Size]:
+    """What is measured, the most important first: on an accelerator narrow networks."""
     if quick:
-        return sizes(["tanh"], [512, 1024], [4], [1])
-    beside = sizes(["tanh"], [1024], [2, 8], [8]) + sizes(["relu"], [1024], [2, 8], [1])
-    widths = [2, 8, 32] if on_cpu else [2, 8]
-    return sizes(["tanh"], [64, 256, 1024, 4096], widths, [1]) + beside
+        return [Size("tanh", length, 4, 1) for length in (1024, 512)]
+    widths = (2, 8, 32) if on_cpu else (2, 8)
+    found = [Size("tanh", *each, 1) for each in product((1024, 256, 4096, 64), widths)]
+    return found + [
+        Size(kind, 1024, w, n) for kind, n in (("tanh", 8), ("relu", 1)) for w in (2, 8)
+    ]
 
 
 def network(size: Size, seed: int) -> tuple[dict[str, Array], Array]:
@@ -157,21 +145,14 @@ def case(size: Size, direction: str) -> Case:
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
-    """A map of speedups for each direction.
-
-    Of several activations and batches those that have most cells are drawn.
-    """
+    """A map of speedups for each direction, of tanh and batch 1."""
     baseline = loops([row for row in rows if is_benchmark(row)])
-    found = list(best(rows))
-    if not found:
-        return {}
-    kind, batch = Counter((row["kind"], row["batch"]) for row in found).most_common(1)[0][0]
-    found = [row for row in found if (row["kind"], row["batch"]) == (kind, batch)]
+    found = [row for row in best(rows) if (row["kind"], row["batch"]) == ("tanh", 1)]
     drawn: Figures = {}
     for name in ("gradient", "forward"):
         if mine := [row for row in found if row["direction"] == name]:
             drawn[name] = speedup_maps(
-                f"MLP, {name} ({kind}, batch {batch}): speedup over the best loop",
+                f"MLP, {name} (tanh, batch 1): speedup over the best loop",
                 {"measured": (mine, "speedup"), "predicted": (mine, "predicted speedup")},
                 ("L", "layers"),
                 ("w", "units of a layer"),
@@ -187,7 +168,7 @@ def main(argv: list[str]) -> None:
     add("--directions", nargs="+", choices=MAKERS, default=DIRECTIONS, help=what)
     options = arguments.parse_args(argv)
     device, effort = depth.at_hand(), Effort(options.repeats)
-    chosen = default_sizes(options.quick, jax.default_backend() == "cpu")
+    chosen = sizes(options.quick, jax.default_backend() == "cpu")
 
     def rows(size: Size, direction: str) -> Iterator[Row]:
         return bench(case(size, direction), device, effort, LONGEST)

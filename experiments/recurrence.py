@@ -34,7 +34,6 @@ SOLVER_COLUMNS = {
     **LABELS,
     **{key: BEST[key] for key in ("sequential", "sequential ms", "parallel", "parallel ms")},
     "associative ms": "time of jax.lax.associative_scan, in milliseconds",
-    "scan/best parallel": "time of jax.lax.associative_scan / time of the fastest parallel solver",
     "auto": 'the solver that solver="auto" takes here',
     "auto/best": "its time / time of the fastest of all programs",
 }
@@ -105,7 +104,6 @@ def compared(rows: Sequence[Row], auto: str) -> Row:
             line |= {what: fastest, f"{what} ms": ms[fastest]}
     if ASSOCIATIVE in ms and solvers:
         line["associative ms"] = ms[ASSOCIATIVE]
-        line["scan/best parallel"] = ms[ASSOCIATIVE] / line["parallel ms"]
     line["auto"] = auto
     return line | ({"auto/best": ms[auto] / min(ms.values())} if auto in ms else {})
 

@@ -164,13 +164,6 @@ def looks(rows: Iterable[Row], key: str = "program") -> dict[str, Look]:
     return found
 
 
-def series(axes: Any, rows: Sequence[Row], x: str, y: str, style: str, **options: Any) -> None:
-    """A line through the rows that have both cells, from left to right; none if there are none."""
-    points = sorted((row[x], row[y]) for row in rows if x in row and y in row)
-    if points:
-        axes.plot(*zip(*points, strict=True), *([style] if style else []), **options)
-
-
 def lines(
     title: str,
     panels: Mapping[str, tuple[Sequence[Row], str, str]],
@@ -182,7 +175,6 @@ def lines(
     dashed: str | None = None,
     height: float = 3.8,
     xscale: str = "log",
-    yscale: str = "log",
     share: bool = False,
 ) -> Any:
     """Panels of lines, one for each program.
@@ -197,7 +189,6 @@ def lines(
         dashed: a cell to draw as an open dashed line, too: a prediction.
         height: in inches.
         xscale: of the axis.
-        yscale: of the axis upwards.
         share: whether all panels have one axis upwards.
     """
     drawing, axes = sheet(title, len(panels), height=height, sharey=share)
@@ -206,21 +197,24 @@ def lines(
     for panel, (name, (rows, y, ylabel)) in zip(axes, panels.items(), strict=True):
         for label, look in known.items():
             mine = [row for row in rows if row[key] == label]
-            series(panel, mine, x, y, "", **{"label": label, "ls": "-", "lw": 1.3} | look)
+            styles = {y: {"label": label, "ls": "-", "lw": 1.3} | look}
             if dashed:
-                series(panel, mine, x, dashed, "", **look | {"ls": ":", "lw": 1, "mfc": "white"})
+                styles[dashed] = look | {"ls": ":", "lw": 1, "mfc": "white"}
+            for cell, style in styles.items():
+                points = sorted((row[x], row[cell]) for row in mine if x in row and cell in row)
+                if points:
+                    panel.plot(*zip(*points, strict=True), **style)
         if at is not None:
             panel.axhline(at, color="black", linewidth=1)
         if dashed:
             panel.plot([], [], "o:", color="0.4", mfc="white", label="predicted")
-        panel.set(yscale=yscale, xlabel=xlabel, title=name)
+        panel.set(yscale="log", xlabel=xlabel, title=name)
         if not share or panel is axes[0]:
             panel.set_ylabel(ylabel)
         if xscale == "log":
             panel.set_xscale("log")
             values_as_ticks(panel.xaxis, sorted({row[x] for row in rows if x in row}))
-        if yscale == "log":
-            plain_numbers(panel.yaxis)
+        plain_numbers(panel.yaxis)
     legend(drawing, 3, fontsize=SMALL)
     return drawing
 
@@ -344,14 +338,6 @@ def short(value: float) -> str:
     return (
         f"{value:g}" if value < 1 else f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.0f} M"
     )
-
-
-def level(axes: Any, text: str, at: float = 1.0, side: str = "left") -> None:
-    """A horizontal line, and what it is, above its left or right end."""
-    axes.axhline(at, color="black", linewidth=1)
-    place = {"xy": (0.01 if side == "left" else 0.99, at), "ha": side}
-    place |= {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-    axes.annotate(text, xytext=(0, 3), fontsize=SMALL, color="0.25", **place)
 
 
 def plain_numbers(axis: Any) -> None:

@@ -34,15 +34,12 @@ from experiments.bench.timing import Effort
 from experiments.diffusion.figure import pictures
 from experiments.diffusion.latent import Training, generator, judge
 from experiments.diffusion.sampling import SCHEDULERS, Reference, Setup, schedule_of
-from experiments.models import data
 
 TAKES = "40 min"
 QUALITIES = {
     "W1 to sequential": "W1 to the sequential samples from the same noise",
-    "W1 to data": "W1 to the data",
     "same class": "share of samples with the class of the sequential sample",
     "accuracy": "share of samples with the class that was asked for",
-    "confidence": "mean probability of the likeliest class",
 }
 FIRST = ("iterations", "ended", "ms", "speedup", "predicted speedup", "depth speedup", "error")
 COLUMNS = {
@@ -210,7 +207,7 @@ class Bench:
             setup.images([run(*each) for each in draws])
             for draws in (setup.arguments(), setup.arguments(100))
         )
-        reference = Reference(sequential, other, data.pixels()[0], setup.labels, classify)
+        reference = Reference(sequential, other, setup.labels, classify)
         for row in bench(case, self.device, self.effort, self.scale.longest):
             images = sequential if row["baseline"] else setup.images(samples[row["program"]])
             self.gallery[row["program"]] = images[:DRAWN]

@@ -164,14 +164,12 @@ class Reference:
     Attributes:
         sequential: sequential samples from the same noise.
         other: as many from other noise.
-        data: the training data.
         labels: ``[n]``, the digits that were asked for.
         judge: the classifier: probabilities ``[n, 10]``.
     """
 
     sequential: np.ndarray
     other: np.ndarray
-    data: np.ndarray
     labels: np.ndarray
     judge: Callable[[np.ndarray], np.ndarray]
 
@@ -179,8 +177,7 @@ class Reference:
         """Cells on the quality of images ``[n, 64]``; none without images, or after overflow."""
         if not len(images) or not np.isfinite(images).all():
             return {}
-        chances = self.judge(images)
-        classes = chances.argmax(axis=-1)
+        classes = self.judge(images).argmax(axis=-1)
         same = classes == self.judge(self.sequential).argmax(axis=-1)
         found = {
             "W1 to sequential": wasserstein(images, self.sequential),
@@ -190,9 +187,7 @@ class Reference:
             return found
         return found | {
             "W1, other noise": wasserstein(self.other, self.sequential),
-            "W1 to data": wasserstein(images, self.data),
             "accuracy": float((classes == self.labels).mean()),
-            "confidence": float(chances.max(axis=-1).mean()),
         }
 
 

@@ -257,22 +257,10 @@ class Trainings:
         return found
 
 
-def summary(rows: list[Row]) -> Iterator[str | list[Row]]:
-    """How far the losses are from each other."""
-    trained = [row for row in rows if row["part"] == "training"]
-    if len(trained) > 1:
-        apart = max(row["losses differ"] for row in trained)
-        steps = max(row["steps"] for row in trained)
-        yield (
-            f"Over up to {steps} training steps the losses of {len(trained)} programs "
-            f"differ by at most {apart:.1e}."
-        )
-
-
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
-    """Times of a training step by L; losses; errors of what is stopped early."""
-    times, training, approximate = ([row for row in rows if row["part"] == part] for part in PARTS)
+    """Times of a training step by L; losses."""
+    times, training = ([row for row in rows if row["part"] == part] for part in PARTS[:2])
     found: Figures = {}
     blocks = "residual blocks L"
     keys = {"measured": "ms", "predicted": "predicted ms"}
@@ -287,12 +275,6 @@ def pictures(rows: Sequence[Row]) -> Figures:
     if training:
         title = f"Training through {training[0]['L']} residual blocks: the same by every program"
         found["losses"] = curves(title, {"losses lie on each other": training})
-    if approximate:
-        title = "Gradient, if stopped after k iterations (down is better)"
-        named = [row | {"program": row["variant"]} for row in approximate]
-        said = "error relative to backpropagation [ratio]"
-        errors = {"": (named, "gradient error", said)}
-        found["errors"] = lines(title, errors, "k", "iterations k of Newton's method")
     return found
 
 
@@ -318,4 +300,4 @@ def main(argv: list[str]) -> None:
     jobs[1:1] = Trainings(task(scale.length), scale.limit).jobs(scale.trained, scale.stops)
     chosen = [job for part, job in jobs if part in options.parts]
     together = PARTS[1:]
-    command.run(options, chosen, TABLES, summary=summary, pictures=pictures, together=together)
+    command.run(options, chosen, TABLES, pictures=pictures, together=together)

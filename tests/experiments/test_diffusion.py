@@ -32,7 +32,7 @@ TINY = diffusion.Scale(
     longest_loop=0,
 )
 SAMPLES = {"W1 to sequential", "same class"}
-SETS = {"W1, other noise", "W1 to data", "accuracy", "confidence"}
+SETS = {"W1, other noise", "accuracy"}
 TIMED = {
     "depth speedup",
     *["kind", "w", "L", "batch", "direction", "program", "baseline", "ms", "error", "speedup"],
