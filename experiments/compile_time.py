@@ -39,7 +39,6 @@ LENGTHS, QUICK_LENGTHS = (16, 64, 256, 1024), (4, 16)
 BUILDS = {"layers": 3, "training": 5}  # compilations of each program; 1 with --quick
 LONGEST_LOOP = 256  # layers
 LOOP, PLAIN = "Python loop", f"{SCAN}, stacked"
-LIST = "list, adam"
 TAKES = "8 min"
 COMMON = ("ms", "speedup", "over lax.scan", "predicted speedup", "depth speedup", "error", "note")
 BOTH = {key: BENCH[key] for key in COMMON} | {"temp MB": BENCH["temp MB"]}
@@ -50,7 +49,6 @@ PROGRAM = {
 LAYERS = {
     "L": "number of layers",
     **PROGRAM,
-    "against shortest": "the same / seconds of this program for the fewest layers",
     "trace s": "seconds to trace",
     "compile s": "seconds to compile",
     **BOTH,
@@ -59,7 +57,6 @@ TRAINING = {
     "modules": "number of modules",
     "steps": "training steps",
     **PROGRAM,
-    "against list": "seconds of the list of modules / seconds of this program",
     "us a step": "time of a training step, in microseconds",
     **BOTH,
 }
@@ -193,7 +190,10 @@ def training(count: int, steps: int) -> Case:
         program = training_loop(network, optimizer)
         return Variant(program, [(arguments[form], xs)], comparable=comparable)
 
-    loops = {f"{SCAN}, adam": loop("arrays", by_scan, adam), LIST: loop("list", by_hand, adam)}
+    loops = {
+        f"{SCAN}, adam": loop("arrays", by_scan, adam),
+        "list, adam": loop("list", by_hand, adam),
+    }
     packed = deeppcr.pack(adam)
     others = {
         "list, packed adam": loop("list", by_hand, packed),
@@ -201,12 +201,6 @@ def training(count: int, steps: int) -> Case:
         "stack, packed adam": loop("stack", deeppcr.forward, packed),
     }
     return Case({"part": "training", "modules": count, "steps": steps}, [], loops, others)
-
-
-def in_seconds(rows: Iterator[Row]) -> Iterator[Row]:
-    """The rows with the seconds to trace and to compile."""
-    for row in rows:
-        yield row | ({"seconds": row["trace s"] + row["compile s"]} if "compile s" in row else {})
 
 
 @styled
@@ -226,25 +220,19 @@ def main(argv: list[str]) -> None:
     options = command.parser("compile_time", __doc__, PARTS).parse_args(argv)
     quick, device, effort = options.quick, depth.at_hand(), Effort(options.repeats)
     builds = dict.fromkeys(PARTS, 1) if quick else BUILDS
-    shortest: dict[str, float] = {}
 
-    def deeper(length: int) -> Iterator[Row]:
-        for row in in_seconds(bench(layers(length), device, effort, builds=builds["layers"])):
-            first = shortest.setdefault(row["program"], row["seconds"])
-            yield row | {"against shortest": row["seconds"] / first}
-
-    def loops() -> Iterator[Row]:
-        case = training(*((4, 20) if quick else (16, 200)))
-        rows = list(in_seconds(bench(case, device, effort, builds=builds["training"])))
-        listed = next(row["seconds"] for row in rows if row["program"] == LIST)
-        for row in rows:
-            more: Row = {"against list": listed / row["seconds"]}
-            yield row | more | {"us a step": 1e3 * row["ms"] / row["steps"]}
+    def measured(part: str, *size: int) -> Iterator[Row]:
+        case = layers(*size) if part == "layers" else training(*size)
+        for row in bench(case, device, effort, builds=builds[part]):
+            row |= {"seconds": row["trace s"] + row["compile s"]} if "compile s" in row else {}
+            yield row | ({"us a step": 1e3 * row["ms"] / row["steps"]} if "steps" in row else {})
 
     jobs: list[command.Job] = []
     if "layers" in options.parts and not importlib.util.find_spec("flax"):
         PROGRESS.print("no layers: flax is not installed")
     elif "layers" in options.parts:
-        jobs += [partial(deeper, length) for length in (QUICK_LENGTHS if quick else LENGTHS)]
-    jobs += [loops] if "training" in options.parts else []
+        lengths = QUICK_LENGTHS if quick else LENGTHS
+        jobs += [partial(measured, "layers", length) for length in lengths]
+    if "training" in options.parts:
+        jobs.append(partial(measured, "training", *((4, 20) if quick else (16, 200))))
     command.run(options, jobs, {"layers": LAYERS, "training": TRAINING}, pictures=pictures)

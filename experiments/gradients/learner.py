@@ -128,7 +128,6 @@ class Learner:
                 "w": self.task.units,
                 "program": name,
                 "steps": steps,
-                "first loss": float(found[0]),
                 "last loss": float(found[-10:].mean()),
                 "losses differ": float(apart.max()),
                 "alike for": int(np.argmax(apart >= ALIKE)) if (apart >= ALIKE).any() else steps,

@@ -39,7 +39,6 @@ TRAINING = {
     **LABELS,
     "program": BENCH["program"],
     "steps": "training steps",
-    "first loss": "loss before training",
     "last loss": "mean loss of the last 10 steps",
     "losses differ": "largest difference from the losses of lax.scan",
     "alike for": "steps until the losses differ by 0.001",

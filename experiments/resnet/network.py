@@ -170,10 +170,9 @@ def _patch(shape: Shape, pixels: int) -> int:
 
 
 class Statistics(NamedTuple):
-    """Statistics of a training step: Newton iterations, residual, and a `deeppcr.Result`."""
+    """Statistics of a training step: Newton iterations, and a `deeppcr.Result`."""
 
     iterations: Array
-    residual: Array
     result: Array
 
 
@@ -182,7 +181,7 @@ def by_scan(scan: Callable[..., Any]) -> Run:
 
     def run(step: Any, layers: Any, z: Array) -> tuple[Array, Statistics]:
         z, _ = scan(lambda z, layer: (step(z, layer), None), z, layers)
-        return z, Statistics(jnp.int32(0), jnp.float32(0), jnp.int32(Result.CONVERGED))
+        return z, Statistics(jnp.int32(0), jnp.int32(Result.CONVERGED))
 
     return run
 
@@ -202,8 +201,7 @@ class Setting:
     def run(self, step: Any, layers: Any, z: Array) -> tuple[Array, Statistics]:
         """The last state: a `Run`."""
         solution = self.solve(step, layers, z)
-        stats = solution.stats
-        return solution.value, Statistics(stats.iterations, stats.residual, solution.result)
+        return solution.value, Statistics(solution.stats.iterations, solution.result)
 
     def stopped(self, k: int) -> "Setting":
         """The same with at most k iterations, converged or not."""

@@ -55,8 +55,7 @@ TRAINING = {
     "steps": "training steps",
     "last loss": "mean loss of the last 20 steps",
     "losses differ": "largest difference from the losses of lax.scan",
-    "loss error": "difference of one loss from that of lax.scan, at the same weights",
-    "gradient error": "difference of its gradient, relative to the largest entry",
+    "gradient error": "of one step at the weights of lax.scan, relative to the largest entry",
     "accuracy": "accuracy on held-out digits",
     "iterations": BENCH["iterations"],
     "ended": BENCH["ended"],
@@ -173,14 +172,7 @@ def _learnt(task: Task) -> list[tuple[Any, ...]]:
     return found
 
 
-@dataclass(frozen=True)
-class Training:
-    """One training: its losses, the weights in the end, what a step computes, and its row."""
-
-    losses: np.ndarray
-    params: Any
-    call: Callable[..., Any]
-    row: Row
+Training = tuple[Row, Any, Callable[..., Any]]  # its row, the weights in the end, and its step
 
 
 def train(name: str, run: Run, task: Task, limit: float) -> Training:
@@ -196,13 +188,11 @@ def train(name: str, run: Run, task: Task, limit: float) -> Training:
         clocks.append(time.perf_counter())
         if clocks[-1] - clocks[0] > limit:
             break
-    iterations, residuals, results = (np.array(each) for each in zip(*statistics, strict=True))
+    iterations, results = (np.array(each) for each in zip(*statistics, strict=True))
     row = {
         "steps": len(losses),
         "last loss": float(np.mean(losses[-20:])),
         "iterations": float(iterations.mean()),
-        "most iterations": int(iterations.max()),
-        "residual": float(residuals.max()),
         "ended": Result(int(results.max())).name.lower().replace("_", " "),
         "ms": 1e3 * float(np.median(np.diff(clocks))),
         "compile s": built.lower + built.compile,
@@ -210,9 +200,7 @@ def train(name: str, run: Run, task: Task, limit: float) -> Training:
     }
     if len(losses) == task.steps:
         row["accuracy"] = task.accuracy(state.params)
-    if built.temporary_bytes is not None:
-        row["temp MB"] = built.temporary_bytes / 1e6
-    return Training(np.array(losses), state.params, built.call, row)
+    return row, state.params, built.call
 
 
 @dataclass(frozen=True)
@@ -229,19 +217,17 @@ class Trainings:
 
     def rows(self, part: str, name: str, run: Run, **labels: Any) -> Iterator[Row]:
         """One row: a training, and its errors on the first batch at the reference's weights."""
-        first = self.reference
-        found = first if name == SCAN else train(name, run, self.task, self.limit)
-        both = min(len(found.losses), len(first.losses))
-        apart = float(np.abs(found.losses[:both] - first.losses[:both]).max())
-        state, batch = self.task.initial()._replace(params=first.params), self.task.batches()[0]
-        (after, value, _), (expected, right, _) = jax.device_get(
-            [one.call(state, *batch) for one in (found, first)]
-        )
+        first, weights, reference = self.reference
+        found, call = first, reference
+        if name != SCAN:
+            found, _, call = train(name, run, self.task, self.limit)
+        losses = zip(found["losses"], first["losses"], strict=False)
+        row = {"part": part, **self.task.labels, **labels, "program": name, **found}
+        row["losses differ"] = max(abs(loss - right) for loss, right in losses)
+        state, batch = self.task.initial()._replace(params=weights), self.task.batches()[0]
         # Adam's mean starts at zero, so after a step it is a tenth of the gradient.
-        errors = {"loss error": abs(float(value) - float(right))}
-        errors |= {"gradient error": distance(after.mean, expected.mean)}
-        row = {"part": part, **self.task.labels, **labels, "program": name}
-        yield row | found.row | {"losses differ": apart} | errors
+        after, expected = (jax.device_get(f(state, *batch)[0].mean) for f in (call, reference))
+        yield row | {"gradient error": distance(after, expected)}
 
     def jobs(self, names: Sequence[str], stops: Sequence[int]) -> list[tuple[str, command.Job]]:
         """A case for every training: by all variants, and of some stopped after k iterations."""
