@@ -266,7 +266,7 @@ def row(program: str, ms: float, title: str = "MLP, forward pass", **more: Any) 
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     """The results of a CPU and of two GPUs, of which the first lacks a program."""
-    loop = {"depth speedup": 1.0}
+    loop = {"depth speedup": 1.0, "trace s": 1.0, "compile s": 2.0}
     cpu = [row("lax.scan", 8.0) | loop, row("newton", 16.0), row("auto", 1.0) | loop]
     cpu += [row("unconverged", 0.1) | {"ended": "not converged"}]
     gpu = [row("lax.scan", 8.0), row("newton", 0.2), row("auto", 0.1) | {"depth speedup": 9.0}]
@@ -291,10 +291,20 @@ def test_the_readme_says_what_the_files_say(toy: Path) -> None:
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     of = {line[0]: line[1:] for line in table}
     # The default beside the fastest parallel program, which it may be itself, if it is parallel.
-    assert of["MLP, forward pass"] == ["8", "5", "0.5", "A", "80", "5", "80", "30 (DeepPCR)"]
+    assert of["MLP, forward pass"] == [
+        "8",
+        "5",
+        "0.5",
+        "3 (3)",
+        "A",
+        "80",
+        "5",
+        "80",
+        "30 (DeepPCR)",
+    ]
     sampler = of["latent diffusion, 1000 steps, sampling"]
-    assert sampler == ["", "", "", "B", "8", "5", "0.5", "11 (DeepPCR)"]
-    assert of["MLP, backward pass alone"] == [*7 * [""], "200 (DeepPCR)"]
+    assert sampler == ["", "", "", "", "B", "8", "5", "0.5", "11 (DeepPCR)"]
+    assert of["MLP, backward pass alone"] == [*8 * [""], "200 (DeepPCR)"]
     assert re.search(r"^cpu: .*nvidia-a: .* Stopped early\.", text, re.MULTILINE)
     for wrong, said in (
         (report.BEGIN, "has 0 places for results"),
