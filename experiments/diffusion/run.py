@@ -96,7 +96,6 @@ class Scale:
         stopped: sizes of the latents of solves that stop early.
         stopped_batch: their batch size.
         methods: names of the methods.
-        guesses: whether they run with a coarse guess, too.
         counts: the numbers of iterations after which they stop, by method.
         schedulers: names of those whose iterations are counted.
         training: of the models.
@@ -108,15 +107,14 @@ class Scale:
     steps: tuple[int, ...] = (50, 200, 1000)
     batches: tuple[int, ...] = (1, 16, 64)
     middle: tuple[int, int, int] = (16, 1000, 1)
-    stopped: tuple[int, ...] = (4, 64, 16)
-    stopped_batch: int = 64
+    stopped: tuple[int, ...] = (16,)
+    stopped_batch: int = 10
     methods: tuple[str, ...] = tuple(METHODS)
-    guesses: bool = True
     counts: tuple[tuple[str, tuple[int, ...]], ...] = (
-        ("dense", (1, 2, 3, 4)),
-        ("diagonal", (1, 2, 4, 8)),
-        ("gaussian", (1, 2, 4, 8)),
-        ("picard", (1, 4, 16, 64)),
+        ("dense", (1, 2, 3)),
+        ("diagonal", (1, 2, 4)),
+        ("gaussian", (1, 2, 4)),
+        ("picard", (1, 4, 16)),
     )
     schedulers: tuple[str, ...] = tuple(SCHEDULERS)
     training: Training = Training()
@@ -133,27 +131,13 @@ class Scale:
 
 
 ACCELERATOR = Scale()
-CPU = Scale(
-    middle=(16, 200, 1),
-    stopped=(16,),
-    stopped_batch=10,
-    counts=(
-        ("dense", (1, 2, 3)),
-        ("diagonal", (1, 2, 4)),
-        ("gaussian", (1, 2, 4)),
-        ("picard", (1, 4, 16)),
-    ),
-    longest=2.0,
-)
+CPU = Scale(middle=(16, 200, 1), longest=2.0)
 QUICK = Scale(
     sizes=(16,),
     steps=(50,),
     batches=(10,),
     middle=(16, 50, 10),
-    stopped=(16,),
-    stopped_batch=10,
     methods=("picard",),
-    guesses=False,
     counts=(("dense", (1,)),),
     schedulers=("DDIM",),
     training=Training(width=256, steps=600, coder_width=128, coder_steps=300, judge_steps=150),
@@ -179,8 +163,7 @@ class Bench:
         samplers: dict[str, Mapping[str, Any]] = {"auto": {"method": "auto"}}
         for name in self.scale.methods:
             samplers[name] = METHODS[name]
-            if self.scale.guesses:
-                samplers[f"{name}, coarse guess"] = {**METHODS[name], "coarse": COARSE}
+            samplers[f"{name}, coarse guess"] = {**METHODS[name], "coarse": COARSE}
         setup = self._setup(size, steps, batch)
         case = setup.case(samplers, self.scale.longest_loop, part="speed")
         return bench(case, self.device, self.effort, self.scale.longest)

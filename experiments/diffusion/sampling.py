@@ -208,11 +208,6 @@ def wasserstein(a: np.ndarray, b: np.ndarray) -> float:
         >>> wasserstein(np.zeros((5, 2)), np.array([[1.0, 3.0]]))
         2.0
     """
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or not len(a) or not len(b):
-        raise ValueError(
-            f"a and b have shapes {a.shape} and {b.shape}, "
-            "expected [n, dimensions] and [m, dimensions]."
-        )
     a, b = np.sort(a.astype(np.float64), axis=0), np.sort(b.astype(np.float64), axis=0)
     points = np.sort(np.concatenate([a, b]), axis=0)
     areas = [

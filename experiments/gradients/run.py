@@ -96,9 +96,7 @@ def jobs(options: argparse.Namespace) -> list[command.Job]:
         every = tasks()
         for name in LEARNT_QUICKLY if are_few else every:
             found["training"].append(Learner(every[name], every[name].steps).train)
-    chosen = {part: found[part] if part in options.parts else [] for part in PARTS}
-    first, rest = chosen["grid"][:2], chosen["grid"][2:]
-    return [*chosen["adjoints"], *first, *chosen["layers"], *chosen["training"], *rest]
+    return [job for part in PARTS if part in options.parts for job in found[part]]
 
 
 @styled
