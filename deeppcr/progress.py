@@ -50,7 +50,7 @@ class Reporter:
             self.progress(int(iteration), done, float(residual))
         else:
             counts = f"{done} of {self.length} steps"
-            _print(f"iteration {int(iteration)}: {counts}, residual {_short(float(residual))}")
+            _print(f"iteration {int(iteration)}: {counts}, residual {float(residual):.0e}")
 
 
 def report_end(progress: Progress, length: Any, run: Run) -> None:
@@ -77,9 +77,3 @@ def report_end(progress: Progress, length: Any, run: Run) -> None:
 
 def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _short(residual: float) -> str:
-    """3e-4."""
-    mantissa, _, exponent = f"{residual:.0e}".partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa

@@ -27,7 +27,6 @@ from deeppcr.lower import is_eager, scan_in_chunks
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import is_number
-from deeppcr.sequential import Sequential
 from deeppcr.solution import Run, Stats
 
 Solve = Callable[[TracedChain, MethodOption, Adjoint], Run]
@@ -52,37 +51,31 @@ def solve_in_segments(
             f"adjoint is {describe(adjoint)} for a chain on {chain.axis.size} devices, expected "
             "checkpoint=None: each device keeps the states of its own shard only."
         )
-    if not (isinstance(method, Sequential) or isinstance(method.initial_guess, str)):
-        raise ValueError(
-            "initial_guess is for the chain as a whole, expected a name with "
-            "Adjoint(checkpoint=...), which solves one segment after another."
-        )
-    if isinstance(method, Newton) and not is_number(method.atol):
-        raise ValueError(
-            "atol has a number for each step, expected one for all steps with "
-            "Adjoint(checkpoint=...), which solves one segment after another."
-        )
-    method = dataclasses.replace(method, progress=None)  # the chain as a whole reports its end
-    if isinstance(method, Newton):
-        if method.record:
+    guess, atol = getattr(method, "initial_guess", ""), getattr(method, "atol", 0.0)
+    for name, value, is_right, expected in (
+        ("initial_guess", guess, isinstance(guess, str), "a name"),
+        ("atol", atol, is_number(atol), "one number for all steps"),
+        ("record", record := getattr(method, "record", False), not record, "False"),
+    ):
+        if not is_right:
             raise ValueError(
-                "record is True, expected False with Adjoint(checkpoint=...): every segment has "
-                "iterations and residuals of its own."
+                f"{name} is {describe(value)}, expected {expected} with Adjoint(checkpoint=...), "
+                "which solves one segment after another."
             )
-        failure = "return" if method.on_failure == "raise" else method.on_failure
-        method = dataclasses.replace(method, on_failure=failure)
-    static = method, adjoint, solve
+    method = dataclasses.replace(method, progress=None)  # the chain as a whole reports its end
+    if isinstance(method, Newton) and method.on_failure == "raise":
+        method = dataclasses.replace(method, on_failure="return")
     if in_float32(chain) is chain:  # else Newton's method traces the function again
-        leaves, tree = jax.tree.flatten(dataclasses.replace(chain, function=None, adapt=None))
+        chain = dataclasses.replace(chain, function=None, adapt=None)
+        leaves, tree = jax.tree.flatten(chain)
         if is_eager(leaves):
-            found: Run = compiled_once(_run_leaves, (tree, *static), leaves)
+            found: Run = compiled_once(_run_leaves, (tree, method, adjoint, solve), leaves)
             return found
-    return _run(chain, *static)
+    return _run(chain, method, adjoint, solve)
 
 
 def _run_leaves(static: tuple[Any, ...], leaves: Leaves) -> Run:
-    tree, *options = static
-    return _run(jax.tree.unflatten(tree, leaves), *options)
+    return _run(jax.tree.unflatten(static[0], leaves), *static[1:])
 
 
 def _run(chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solve) -> Run:

@@ -45,7 +45,9 @@ def solve_chain(
     run: Run = jax.tree.unflatten(tree, bind())
     if chain.length > unpadded.length:
         run = shortened(run, unpadded.length)
-    last = run.last or [_last(z, axis) for z in run.trajectory]
+    # What is not sharded evenly is whole.
+    get_last = axis.last if axis.size > 1 and unpadded.length % axis.size == 0 else last_of
+    last = run.last or list(map(get_last, run.trajectory))
     return _ended(dataclasses.replace(run, last=last), method, unpadded.length)
 
 
@@ -83,15 +85,6 @@ def _solve_on_explicit_mesh(
     out = shardings_of(chain, sharding)
     run: Run = with_auto_axes(inside, mesh, out, chain.initial, chain.inputs, chain.captured)
     return run
-
-
-def _last(states: jax.Array, axis: Any) -> jax.Array:
-    """The last state of the chain."""
-    is_sharded = axis.size > 1 and len(states) % axis.size == 0
-    if is_sharded:
-        last: jax.Array = axis.last(states)
-        return last
-    return last_of(states)
 
 
 def _raise_unless_converged(run: Run, length: int) -> None:
