@@ -147,14 +147,12 @@ def masked(step: Step) -> Step:
         >>> deeppcr.scan(deeppcr.masked(total), jnp.zeros(2), (xs, mask))[0]
         Array([11.,  1.], dtype=float32)
     """
-    _check_step(step)
 
-    def masked_step(carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
-        x, mask = _pair(inputs, "mask")
+    def masked_step(carry: Any, x: Any, mask: Array) -> tuple[Any, Any]:
         after, y = step(carry, x)
         return _where(mask, "mask", after, carry), y
 
-    return masked_step
+    return _with_flags(step, "mask", masked_step)
 
 
 def resetting(step: Step, initial: Any) -> Step:
@@ -184,33 +182,33 @@ def resetting(step: Step, initial: Any) -> Step:
         >>> deeppcr.scan(deeppcr.resetting(total, 0.0), jnp.array(0.0), (xs, reset))[1]
         Array([2., 7., 4.], dtype=float32)
     """
-    _check_step(step)
 
-    def resetting_step(carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
-        x, reset = _pair(inputs, "reset")
+    def resetting_step(carry: Any, x: Any, reset: Array) -> tuple[Any, Any]:
         found: Any = jax.tree.structure(initial)
         wanted: Any = jax.tree.structure(carry)
         if found != wanted:
             raise ValueError(f"initial is {found}, expected the structure of the carry: {wanted}.")
         return step(_where(reset, "reset", initial, carry), x)
 
-    return resetting_step
+    return _with_flags(step, "reset", resetting_step)
 
 
-def _check_step(step: Any) -> None:
+def _with_flags(step: Any, name: str, apply: Callable[[Any, Any, Array], tuple[Any, Any]]) -> Step:
+    """A step whose inputs are those of ``step`` and flags of this ``name``."""
     if not callable(step):
         raise TypeError(
             f"step is {describe(step)}, expected a function: step(carry, x) -> (carry, y)."
         )
 
+    def with_flags(carry: Any, inputs: Any) -> tuple[Any, Any]:
+        if not (isinstance(inputs, tuple | list) and len(inputs) == 2):
+            raise TypeError(f"the inputs are {describe(inputs)}, expected a pair: (x, {name}).")
+        x, flags = inputs
+        if jnp.result_type(flags) != jnp.bool_:
+            raise TypeError(f"{name} has dtype {jnp.result_type(flags)}, expected bool.")
+        return apply(carry, x, jnp.asarray(flags))
 
-def _pair(inputs: Any, name: str) -> tuple[Any, Array]:
-    if not (isinstance(inputs, tuple | list) and len(inputs) == 2):
-        raise TypeError(f"the inputs are {describe(inputs)}, expected a pair: (x, {name}).")
-    x, flags = inputs
-    if jnp.result_type(flags) != jnp.bool_:
-        raise TypeError(f"{name} has dtype {jnp.result_type(flags)}, expected bool.")
-    return x, jnp.asarray(flags)
+    return with_flags
 
 
 def _where(flags: Array, name: str, chosen: Any, other: Any) -> Any:
