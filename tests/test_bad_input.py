@@ -205,7 +205,11 @@ CALLS = [
         r"float64\[5, 3\].*solve\(Chain\(step, xs\), z0\)",
     ),
     (lambda z: forward([double, 3], z), TypeError, r"layers\[1\] is 3.*expected a callable"),
-    (lambda x: forward([partial(jnp.matmul, np.ones((2, 4)))], x), TypeError, "contracting"),
+    (
+        lambda x: forward([partial(jnp.matmul, np.ones((2, 4))), double], x),
+        TypeError,
+        r"layers\[0\].*was given float64\[3\].*contracting",
+    ),
     (lambda z: Chain.from_layers([], z), ValueError, "layers is empty.*expected"),
     (
         lambda z: Chain.from_layers([jnp.sin, jnp.sin, double], z),

@@ -166,13 +166,22 @@ def is_sequential(layers: Any) -> bool:
 
 
 def call(layer: Any, x: Any, number: int) -> Any:
-    """``layer(x)``; a note on an error has the ``number`` of the layer, and its input."""
+    """``layer(x)``; an error names the ``number`` of the layer."""
     try:
         return as_callable(layer)(x)
     except Exception as error:
-        called = layer[0] if is_pair(layer) else layer
-        while isinstance(called, partial):  # of functools, or of jax.tree_util
-            called = called.func
-        name = getattr(called, "__name__", type(called).__name__)
-        error.add_note(f"layers[{number}] ({name}) was given {describe(x)}")
+        locate(error, number, layer, x)
         raise
+
+
+def locate(error: Exception, number: int, layer: Any, x: Any) -> None:
+    """Add a layer and its input to the message of an error; its type does not change."""
+    called = layer[0] if is_pair(layer) else layer
+    while isinstance(called, partial):  # of functools, or of jax.tree_util
+        called = called.func
+    name = getattr(called, "__name__", type(called).__name__)
+    where = f"layers[{number}] ({name}) was given {describe(x)}"
+    if type(error) in (TypeError, ValueError):
+        error.args = (f"{where}: {error}",)
+    else:  # of a class of its own, whose arguments may mean anything
+        error.add_note(where)
