@@ -119,7 +119,7 @@ class Plan:
         rows = _rows(self.forward) + ([] if self.newton else [UNTRIED])
         body = table(HEAD, [*rows, ("gradient",), *_rows(self.gradient)], "<>>><")
         head = table((), [*self.found.items()], "<<")
-        return f"{_folded(head, max(map(len, self.found)) + 2)}\n\n{_folded(body, 4)}"
+        return f"{_folded(head, max(map(len, self.found)) + 2)}\n\n{_folded(body, 52)}"
 
 
 def _rows(found: Sequence[Candidate]) -> list[tuple[str, ...]]:
@@ -127,13 +127,20 @@ def _rows(found: Sequence[Candidate]) -> list[tuple[str, ...]]:
     chosen, plain = found[0], baseline(found)
     rows: list[tuple[str, ...]] = []
     for one in sorted(found, key=lambda one: (one is not chosen, one.seconds)):
-        more = one.cost.work / max(plain.cost.work, 1)
-        words = ["chosen"] * (one is chosen) + [f"{digits(more)}x the work"] * (more > 1.2)
+        faster, why = ("", "") if one is plain else _verdict(one, plain)
+        words = ": ".join(filter(None, ("chosen" if one is chosen else faster, why)))
         numbers = count(one.cost.depth), seconds(one.seconds)
-        rows.append(
-            (f"  {one.name}", *numbers, f"{plain.seconds / one.seconds:.2f}x", ", ".join(words))
-        )
+        rows.append((f"  {one.name}", *numbers, f"{plain.seconds / one.seconds:.2f}x", words))
     return rows
+
+
+def _verdict(one: Candidate, plain: Candidate) -> tuple[str, str]:
+    """Whether it is faster or slower than the sequential program, and why."""
+    if one.seconds < plain.seconds:
+        is_shallower = plain.cost.depth > 1.2 * one.cost.depth
+        return "faster", "less depth" if is_shallower else "cheaper steps"
+    more = one.cost.work / max(plain.cost.work, 1)
+    return "slower", f"{digits(more)}x the work" if more > 1.2 else ""
 
 
 def _folded(text: str, indent: int) -> str:
