@@ -216,10 +216,7 @@ def test_what_was_finished_step_by_step_is_reported():
 @pytest.mark.parametrize("cluster", [1, 8])
 def test_a_trial_on_the_gpu_decides(cluster, monkeypatch):
     device = jax.local_devices(backend="cpu")[0]
-    answers = {
-        True: in_program,
-        False: lambda *given: [x + 1 for x in in_program(*given)],
-    }
+    answers = {True: in_program, False: lambda *given: [x + 1 for x in in_program(*given)]}
     for right, answer in answers.items():
         monkeypatch.setattr(trial, "launch", answer)
         assert trial.is_right.__wrapped__(device, cluster) == right
