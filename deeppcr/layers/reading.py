@@ -166,22 +166,17 @@ def is_sequential(layers: Any) -> bool:
 
 
 def call(layer: Any, x: Any, number: int) -> Any:
-    """``layer(x)``; an error names the ``number`` of the layer."""
+    """``layer(x)``; an error, whose type does not change, names the layer and its input."""
     try:
         return as_callable(layer)(x)
     except Exception as error:
-        locate(error, number, layer, x)
+        called = layer[0] if is_pair(layer) else layer
+        while isinstance(called, partial):  # of functools, or of jax.tree_util
+            called = called.func
+        name = getattr(called, "__name__", type(called).__name__)
+        where = f"layers[{number}] ({name}) was given {describe(x)}"
+        if type(error) in (TypeError, ValueError):
+            error.args = (f"{where}: {error}",)
+        else:  # of a class of its own, whose arguments may mean anything
+            error.add_note(where)
         raise
-
-
-def locate(error: Exception, number: int, layer: Any, x: Any) -> None:
-    """Add a layer and its input to the message of an error; its type does not change."""
-    called = layer[0] if is_pair(layer) else layer
-    while isinstance(called, partial):  # of functools, or of jax.tree_util
-        called = called.func
-    name = getattr(called, "__name__", type(called).__name__)
-    where = f"layers[{number}] ({name}) was given {describe(x)}"
-    if type(error) in (TypeError, ValueError):
-        error.args = (f"{where}: {error}",)
-    else:  # of a class of its own, whose arguments may mean anything
-        error.add_note(where)
