@@ -136,12 +136,10 @@ def test_all_of_it_is_in_registers(name, cluster, tmp_path):
     if nvrtc.missing() or shutil.which("ptxas") is None:
         pytest.skip("needs ptxas and NVRTC: pip install nvidia-cuda-nvcc nvidia-cuda-nvrtc")
     step, _ = fused(*CASES[name])
+    kernel = kernel_of(step, 1000, False)
     if cluster:
         kernel = windows.kernel_of(step, 1000, False, windows.SolvedBelow(9), cluster)
-        cluster = kernel.cluster
-    else:
-        kernel = kernel_of(step, 1000, False)
-    clusters = bool(cluster and cluster > 1)
+    clusters = kernel.cluster > 1
     text = nvrtc.ptx(kernel.text, "name", nvrtc.HOPPER if clusters else nvrtc.TURING)
     text = nvrtc.readable(text, (7, 8) if clusters else (7, 0))
     for architecture in ("sm_90",) if clusters else ("sm_80", "sm_90"):

@@ -55,6 +55,19 @@ def a_global():
     return between(lambda x: x * SCALE, write, lambda: SCALE)
 
 
+@odd
+def a_global_that_decides_on_the_shape():
+    global COPIES
+    COPIES = 1
+
+    def write(x):
+        global COPIES
+        COPIES = 2
+        return x
+
+    return between(lambda x: jnp.concatenate([x] * COPIES), write, lambda: COPIES)
+
+
 def times_table(x):
     return x * TABLE["scale"]
 
