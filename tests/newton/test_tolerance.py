@@ -81,5 +81,5 @@ def test_no_tolerance(name):
 
 def test_segments_have_no_array_of_tolerances():
     adjoint = deeppcr.Adjoint(checkpoint=4)
-    with pytest.raises(ValueError, match=r"atol has a number for each step, expected one for all"):
+    with pytest.raises(ValueError, match=r"atol is float64\[13\], expected one number for all"):
         deeppcr.scan(step, Z0, (XS, ATOL), method=Newton(atol=ATOL), adjoint=adjoint)
