@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from deeppcr.adjoint.one_kernel import by_steps
+from deeppcr.adjoint.one_kernel import by_kernel, by_steps
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.chain.chain import TracedChain
 from deeppcr.lower import even_chunk, steps_in_cache
@@ -49,7 +49,7 @@ class Backpropagation:
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
         loop = partial(self._by_loop, chain, states, g, enter)
-        return by_steps(chain, states, g, enter, loop)
+        return by_kernel(by_steps, chain, states, g, enter, loop)
 
     def _by_loop(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves

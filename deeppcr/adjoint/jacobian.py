@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.adjoint.backpropagation import Backpropagation
-from deeppcr.adjoint.one_kernel import by_windows
+from deeppcr.adjoint.one_kernel import by_kernel, by_windows
 from deeppcr.adjoint.refine import refine
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
@@ -180,7 +180,7 @@ class JacobianAdjoint:
         """See `AdjointSolver`."""
         by_blocks = partial(self._by_blocks, chain, states, g, enter)
         if self.is_exact and self.solver == find_solver("auto"):
-            return by_windows(chain, states, g, enter, by_blocks)
+            return by_kernel(by_windows, chain, states, g, enter, by_blocks)
         return by_blocks()
 
     def _by_blocks(

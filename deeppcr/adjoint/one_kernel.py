@@ -79,46 +79,47 @@ class _Recurrence(NamedTuple):
         return add(self.g, lam), [z[0] for z in mu]
 
 
-def by_steps(
+ByKernel = Callable[[_Recurrence, Callable[[], Pulled]], Leaves]
+
+
+def by_kernel(
+    run: ByKernel,
     chain: TracedChain,
     states: Leaves,
     g: Leaves,
     enter: Leaves,
     otherwise: Callable[[], Pulled],
 ) -> Pulled:
-    """See `AdjointSolver.backward`; ``otherwise`` is the same without a kernel."""
-    if not kernels_run() or chain.axis != LOCAL:
+    """See `AdjointSolver.backward`; ``otherwise`` is the same without a kernel.
+
+    ``run``: `by_steps` or `by_windows`.
+    """
+    has_steps = isinstance(chain.length, int) and chain.length > 0  # it may be symbolic
+    if not (kernels_run() and chain.axis == LOCAL and has_steps):
         return otherwise()
     own = _Recurrence.of(chain, states, g, enter)
-    program = own.program._replace(outvars=own.program.outvars * 2)
     try:
-        step = FusedStep.of(program, len(enter), len(own.inputs), chain.layout.batch_shape)
+        return own.pulled(run(own, otherwise))
     except CannotFuse:
         return otherwise()
-    found = fused_scan(step, enter, own.inputs, own.captured, True, chain.length)
-    return own.pulled(found[1])
 
 
-def by_windows(
-    chain: TracedChain,
-    states: Leaves,
-    g: Leaves,
-    enter: Leaves,
-    otherwise: Callable[[], Pulled],
-) -> Pulled:
-    """The same, all steps of a window at once."""
-    if not kernels_run() or chain.axis != LOCAL:
-        return otherwise()
-    own = _Recurrence.of(chain, states, g, enter)
+def by_steps(own: _Recurrence, otherwise: Callable[[], Pulled]) -> Leaves:
+    """``mu`` of all steps, one after another."""
+    chain, program = own.chain, own.program._replace(outvars=own.program.outvars * 2)
+    step = FusedStep.of(program, len(own.enter), len(own.inputs), chain.layout.batch_shape)
+    return fused_scan(step, own.enter, own.inputs, own.captured, True, chain.length)[1]
+
+
+def by_windows(own: _Recurrence, otherwise: Callable[[], Pulled]) -> Leaves:
+    """``mu`` of all steps, those of a window at once."""
+    chain, count = own.chain, len(own.enter)
 
     def leaves(*_: Array) -> Leaves:
-        mu: Leaves = jax.vjp(chain, states)[1](otherwise()[0])[0]
+        mu: Leaves = jax.vjp(chain, own.inputs[:count])[1](otherwise()[0])[0]
         none = jnp.int32(0), jnp.int32(chain.length), jnp.zeros((), chain.layout.dtype)
         return [*mu, *none]
 
-    shape, arrays = chain.layout.batch_shape, (enter, own.inputs, own.captured)
-    try:
-        found = fused_solve(own.program, shape, LINEAR, chain.length, True, leaves, *arrays)
-    except CannotFuse:
-        return otherwise()
-    return own.pulled(found[: len(enter)])
+    shape, arrays = chain.layout.batch_shape, (own.enter, own.inputs, own.captured)
+    found = fused_solve(own.program, shape, LINEAR, chain.length, True, leaves, *arrays)
+    return found[:count]

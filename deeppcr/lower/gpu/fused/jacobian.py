@@ -35,15 +35,16 @@ def _derivative(step: FusedStep) -> Any:
 
 def linearised(
     step: FusedStep, texts: Sequence[Sequence[str]]
-) -> tuple[Code, list[Any], list[list[Any]]]:
+) -> tuple[Code, int, list[Any], list[list[Any]]]:
     """The statements of a step and of its Jacobian, the entries of both: ``[w]``, ``[w][w]``.
 
-    Row k of the second has the derivatives with respect to entry k.
+    The number is that of the statements of the step alone, which are the first. Row k of the
+    Jacobian has the derivatives with respect to entry k.
     """
     code, derivative = Code(MOST), _derivative(step)
     operands = step.tables(code, texts)
     values = step.written(evaluate(step.program, operands, code)[: step.states])
-    code.folds = True
+    own, code.folds = len(code.lines), True
     state = operands[: step.states]
     program, constants = Program.of(derivative), getattr(derivative, "consts", ())
     known = [constant(np.asarray(x), len(state[0].examples)) for x in constants]
@@ -52,7 +53,7 @@ def linearised(
         given = [*operands, *_unit(state, k), *known]
         found = step.written(evaluate(program, given, code))
         tangents.append([x for table in found for x in table.flat])
-    return code, [x for table in values for x in table.flat], tangents
+    return code, own, [x for table in values for x in table.flat], tangents
 
 
 def _unit(state: Sequence[Entries], k: int) -> list[Entries]:

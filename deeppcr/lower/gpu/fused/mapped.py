@@ -1,5 +1,6 @@
-"""Kernels under `jax.vmap`: the examples are a batch axis of the kernel, where it can have one."""
+"""Equations that are one kernel on a GPU; the examples of `jax.vmap` are a batch axis of it."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import starmap
 from typing import Any, Protocol, Self
@@ -7,8 +8,10 @@ from typing import Any, Protocol, Self
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.interpreters import mlir
 
 from deeppcr.arrays.state import Leaves
+from deeppcr.lower.gpu.fused import nvrtc
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.programs.calls import Call
@@ -20,6 +23,10 @@ class Recurring(Protocol):
     @property
     def step(self) -> FusedStep:
         """The step."""
+
+    @property
+    def length(self) -> int:
+        """The number of steps."""
 
     def of_step(self, step: FusedStep) -> Self:
         """The same of another step.
@@ -38,6 +45,17 @@ class KernelCall(Call):
     Its operands are ``first`` constants of the program, then states, inputs of all steps and
     captured arrays. Of its results those with steps have them on axis 0.
     """
+
+    def run_by(self, by_kernel: Callable[..., list[Any]]) -> None:
+        """What runs on a GPU with kernels, of `nvrtc.launch`, operands and parameters."""
+
+        def on_a_gpu(*operands: Any, **params: Any) -> list[Any]:
+            if not params["kernel"].length or nvrtc.obstacle() or nvrtc.missing():
+                return self.run(*operands, **params)
+            return by_kernel(nvrtc.launch, *operands, **params)
+
+        self.def_impl(lambda *x, **params: jax.jit(partial(self.bind, **params))(*x))
+        mlir.register_lowering(self, mlir.lower_fun(on_a_gpu, multiple_results=True), "cuda")
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
         kernel, first, size = params["kernel"], params["first"], names["axis_size"]

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Self
 
 import jax
 from jax import lax
-from jax.interpreters import mlir
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
@@ -93,13 +92,4 @@ def one_kernel(
     return launch(kernel_of(step, length, reverse), step.read(operands[first:]), results)
 
 
-def _on_a_gpu(*operands: Any, call_jaxpr: Any, kernel: _Loop, first: int) -> list[Any]:
-    if not kernel.length or nvrtc.obstacle() or nvrtc.missing():
-        return fused_scan_p.run(*operands, call_jaxpr=call_jaxpr)
-    return one_kernel(nvrtc.launch, *operands, call_jaxpr=call_jaxpr, kernel=kernel, first=first)
-
-
-fused_scan_p.def_impl(lambda *x, **params: jax.jit(partial(fused_scan_p.bind, **params))(*x))
-mlir.register_lowering(
-    fused_scan_p, mlir.lower_fun(_on_a_gpu, multiple_results=True), platform="cuda"
-)
+fused_scan_p.run_by(one_kernel)

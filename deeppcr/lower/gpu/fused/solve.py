@@ -7,11 +7,9 @@ of the kernel, where it can have one.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
-from jax.interpreters import mlir
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
@@ -146,13 +144,4 @@ def solved_by_kernel(
     ]
 
 
-def _on_a_gpu(*operands: Any, call_jaxpr: Any, **others: Any) -> list[Any]:
-    if nvrtc.obstacle() or nvrtc.missing():
-        return fused_solve_p.run(*operands, call_jaxpr=call_jaxpr)
-    return solved_by_kernel(nvrtc.launch, *operands, call_jaxpr=call_jaxpr, **others)
-
-
-fused_solve_p.def_impl(lambda *x, **params: jax.jit(partial(fused_solve_p.bind, **params))(*x))
-mlir.register_lowering(
-    fused_solve_p, mlir.lower_fun(_on_a_gpu, multiple_results=True), platform="cuda"
-)
+fused_solve_p.run_by(solved_by_kernel)

@@ -125,12 +125,10 @@ def kernel_of(
         rest = rest[len(x.places) :]
     texts += [x.loads(True) for x in operands[end:middle]]
     texts += [x.loads(False) for x in operands[middle:]]
-    plain, tables = step.code(texts)
-    values = [x for table in tables[:end] for x in table.flat]
-    code, same, tangents = linearised(step, texts)
+    code, own, values, tangents = linearised(step, texts)
     after = [f"(f)[{k}]" for k in range(width)]
-    evaluate = plain.lines + assigned(after, list(map(spelled, values)))
-    linearise = code.lines + assigned(after, list(map(spelled, same)))
+    assign = assigned(after, list(map(spelled, values)))
+    evaluate, linearise = code.lines[:own] + assign, code.lines + assign
     for j, column in enumerate(tangents):
         linearise += assigned([f"(J)[{i}][{j}]" for i in range(width)], list(map(spelled, column)))
 
