@@ -24,7 +24,7 @@ from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.linear.named import FEW_STEPS, pcr_suits
 from deeppcr.linearize import exact_linearization
-from deeppcr.lower import compiled_for, platforms
+from deeppcr.lower import CannotFuse, compiled_for, platforms
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import USUAL
 from deeppcr.newton.damping import TrustRegion
@@ -45,6 +45,7 @@ FEW_LAYERS = 32
 # Measured on an H100 (jax 0.11.2), in seconds.
 CALL = 72e-6  # of x + 1
 LAUNCH = 1.2e-6  # of a kernel, in a loop of which 16 steps are one CUDA graph: GRU, 16 units: 1.4
+MEASURED = 8  # entries of a state of which a loop in one kernel has been
 STEP, INSTRUCTION = 50e-9, 0.57e-9  # of a loop in one kernel: Van der Pol 67 ns, GRU, 4 units: 303
 ROUND = 4e-6  # of a solver: GRU, 1 unit, L = 1e5: 4.2 for each of 4 * 17
 # Bytes a second of Jacobian blocks: GRU, 4 units, 64 chains of 16384 steps: 1.4; of 1 unit: 2.5.
@@ -236,10 +237,17 @@ def has_layers(chain: TracedChain) -> bool:
 
 
 def kernel_seconds(chain: TracedChain, platform: str) -> float | None:
-    """Of the loop in one kernel, each thread running one chain of the batch; None without one."""
+    """Of the loop in one kernel; None without one, and where none has been measured.
+
+    That is by one thread for each chain of the batch, though several may share a chain.
+    """
     with compiled_for(platform):
         step = kernel_of(chain)
-    return chain.length * (STEP + INSTRUCTION * step.instructions) if step else None
+    try:
+        alone = step.by(1) if step and step.width <= MEASURED else None
+    except CannotFuse:
+        return None
+    return chain.length * (STEP + INSTRUCTION * alone.instructions) if alone else None
 
 
 def solve_seconds(chain: TracedChain) -> float:

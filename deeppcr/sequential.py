@@ -14,8 +14,8 @@ from deeppcr.lower import CannotFuse, FusedStep, fused_scan, is_for_gpus, kernel
 from deeppcr.progress import Progress, check_progress
 from deeppcr.solution import Run
 
-# The most instructions of a step whose values stay in registers: one of 2944, tanh with 32 units,
-# takes 64 us on an H100 (jax 0.11.2).
+# The most instructions of a step of one thread whose values stay in registers: one of 2944, tanh
+# with 32 units, takes 64 us on an H100 (jax 0.11.2).
 MOST_IN_REGISTERS = 1024
 
 
@@ -36,9 +36,9 @@ class Sequential:
             a function, which is called instead, once, as ``progress(0, L, 0.0)``: see
             `Newton`. None: nothing.
         fused: whether the whole loop is one kernel on an NVIDIA GPU, where it is several launches
-            a step otherwise. Each thread runs one example, of as many as the batch axes and
+            a step otherwise. Up to 32 threads run one example, of as many as the batch axes and
             `jax.vmap` have, or one entry of the state, if no entry reaches another. For small
-            steps: states of at most 64 entries for a thread in float32 or shorter, elementwise
+            steps: states of at most 64 entries in float32 or shorter, elementwise
             operations, small products, and moves of entries; what does not depend on the state may
             be anything. On other platforms it is `jax.lax.scan`. The states of a gradient are
             computed by it if the adjoint is an `Adjoint`, or "backprop", which is one kernel, too.
@@ -135,7 +135,7 @@ def kernel_of(chain: TracedChain) -> FusedStep | None:
         step = fused_step(chain)
     except CannotFuse:
         return None
-    return step if step.instructions <= MOST_IN_REGISTERS else None
+    return step if step.lanes > 1 or step.instructions <= MOST_IN_REGISTERS else None
 
 
 def _as_run(chain: TracedChain, last: Leaves, trajectory: Leaves, outputs: Leaves) -> Run:

@@ -17,6 +17,7 @@ from deeppcr.lower.gpu.fused.solve import fused_solve_p, solved_by_kernel
 HOST = r"""
 #include <math.h>
 #include <stdbool.h>
+#include <ucontext.h>
 #define __device__
 #define __global__
 #define __restrict__
@@ -32,9 +33,15 @@ static float inexact(float y, float error) {
 static float exp2_of(float x) { return inexact(exp2f(x), 0x1p-22f); }
 static float reciprocal(float x) { return inexact(1.0f / x, 0x1p-23f); }
 static long long nothing(void) { return 0; }
+static ucontext_t host, threads[128];
 union half { _Float16 x; unsigned short bits; };
 static unsigned short to_float16(float x) { union half both = {x}; return both.bits; }
 static float from_float16(unsigned short bits) { union half both = {.bits = bits}; return both.x; }
+"""
+# Threads of a warp run one after another to the next place where they meet.
+MEETING = r"""
+#define __shared__ static
+#define TOGETHER swapcontext(&threads[threadIdx.x], &host);
 """
 # Threads that work together run one after another between two barriers, block after block.
 TOGETHER = r"""
@@ -54,9 +61,28 @@ TOGETHER = r"""
 static int block;
 """
 LAUNCH = r"""
-void launch(int blocks, int threads, void** p) {{
-  for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
-    for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) kernel({});
+static void** p;
+static char stacks[128][1 << 18];
+static bool is_done;
+static void thread(void) {{ kernel({}); is_done = true; }}
+void launch(int blocks, int count, void** pointers) {{
+  p = pointers;
+  for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {{
+    for (int k = 0; k < count; k++) {{
+      getcontext(&threads[k]);
+      threads[k].uc_stack.ss_sp = stacks[k];
+      threads[k].uc_stack.ss_size = sizeof stacks[k];
+      threads[k].uc_link = &host;
+      makecontext(&threads[k], thread, 0);
+    }}
+    for (int left = count, at = 0; left; at = (at + 1) % count) {{
+      if (!threads[at].uc_link) continue;
+      threadIdx.x = at;
+      is_done = false;
+      swapcontext(&host, &threads[at]);
+      if (is_done) {{ threads[at].uc_link = 0; left--; }}
+    }}
+  }}
 }}
 """
 GCC = "gcc", "-O1", "-w", "-fPIC", "-shared"
@@ -68,7 +94,7 @@ def compiled(text, count, cluster):
     arrays = ", ".join(f"p[{k}]" for k in range(count))
     program = (
         HOST
-        + TOGETHER * (cluster > 0)
+        + (TOGETHER if cluster else MEETING)
         + text.replace('extern "C"', "static")
         + LAUNCH.format(arrays)
     )

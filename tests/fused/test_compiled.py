@@ -30,6 +30,9 @@ CASES = {
     "GRU of 4": (gru(4), numbers(4), numbers(L, 2)),
     "GRU of 4, 64 examples": (gru(4), numbers(64, 4), numbers(L, 64, 2), 1),
     "layers of 4": (layer, numbers(4), MLP),
+    "GRU of 16, 8 examples": (gru(16), numbers(8, 16), numbers(L, 8, 2), 1),
+    "GRU of 32": (gru(32), numbers(32), numbers(L, 2)),
+    "layers of 32": (layer, numbers(32), {"w": numbers(L, 32, 32), "b": numbers(L, 32)}),
     "layers of 8": (layer, numbers(8), {"w": numbers(L, 8, 8), "b": numbers(L, 8)}),
 }
 
@@ -58,7 +61,7 @@ def test_a_program_for_a_gpu_is_one_call(reverse, without_compiler):
     assert "while" not in text
     assert re.findall(r"custom_call @(\S+)\(", text) == [nvrtc.TARGET]
     assert "extern \\22C\\22 __global__" in text
-    assert re.findall(r"(grid|block)_x = (\d+)", text) == [("block", "32"), ("grid", "2")]
+    assert re.findall(r"(grid|block)_x = (\d+)", text) == [("block", "32"), ("grid", "8")]
     assert "output_indices = dense<[5, 6]>" in text  # after the state, inputs and three weights
 
 

@@ -1,6 +1,6 @@
 """A recurrence in one kernel gives the states of `jax.lax.scan`."""
 
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -142,6 +142,28 @@ def counted(z, x):
     return (z + k.astype(z.dtype)) / 8
 
 
+W_LSTM, W_GATED = numbers(18, 64) / 2, numbers(50, 50) / 4
+
+
+def lstm(z, x):
+    i, f, g, o = jnp.split(jnp.concatenate([x, z["h"]], -1) @ W_LSTM, 4, -1)
+    c = jax.nn.sigmoid(f) * z["c"] + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return {"c": c, "h": jax.nn.sigmoid(o) * jnp.tanh(c)}
+
+
+def gated(z, x):
+    """A product with what lanes have computed, of a mean that all of them need."""
+    z = z - z.mean(-1, keepdims=True)
+    return jnp.tanh((jax.nn.sigmoid(z @ W_GATED + x) * z) @ W_GATED.T)
+
+
+def uneven(z, x):
+    """Lanes that compute different functions, and take entries from each other."""
+    a, b = z["a"], jnp.concatenate([z["b"], x])
+    ends = [jnp.sin(a[7:]), jnp.zeros(1, a.dtype), a[3:0:-1] * b[:3], jnp.cumsum(b[1:])]
+    return {"a": jnp.concatenate(ends), "b": a[::5][:2] * z["t"], "t": jnp.cos(z["t"] + a[10])}
+
+
 CASES = {
     "one example": [(gru(1), numbers(1), numbers(L, 2)), (gru(3), numbers(3), numbers(L, 2))],
     "a block for each example": [
@@ -164,9 +186,15 @@ CASES = {
     ],
     "weights of each step": [(layer, numbers(4), MLP), (layer, numbers(2, 4), MLP, 1)],
     "slices beyond the ends": [(clamped, numbers(3), numbers(L, 3))],
-    "more than registers hold": [
+    "lanes": [
         (layer, numbers(24), {"w": numbers(L, 24, 24) / 8, "b": numbers(L, 24)}),
         (gru(8), numbers(8), numbers(L, 2)),
+        (lstm, {"c": numbers(3, 16), "h": numbers(3, 16)}, numbers(L, 3, 2), 1),
+    ],
+    "some entries a lane": [(gated, numbers(50), numbers(L, 50))],
+    "more weights than registers hold": [(gru(64), numbers(64), numbers(L, 2))],
+    "lanes of several kinds": [
+        (uneven, {"a": numbers(11), "b": numbers(2), "t": numbers(1)}, numbers(L, 2))
     ],
     "a chain for each entry": [
         (para_gru(100), numbers(2, 100), numbers(L, 2, 2), 1),
@@ -210,7 +238,7 @@ def random_step(seed, n=3):
     """A step of random operations on vectors."""
     choose = np.random.default_rng(seed)
     plan = [(choose.integers(3), choose.integers(100, size=3)) for _ in range(5)]
-    w = numbers(n, n, seed=seed)
+    w = numbers(n, n, seed=seed) * np.float32(min(1, 2 * n**-0.5))
 
     def step(z, x):
         known = [z, x + jnp.zeros_like(z)]
@@ -227,7 +255,7 @@ def random_step(seed, n=3):
 
 @pytest.mark.parametrize("first", [0, 8, 16])
 def test_random_steps(first):
-    shapes = [(1,), (3,), (2, 3), (5, 1), (2, 3, 2), (33, 2), (4,), (1, 2)]
+    shapes = [(1,), (3,), (2, 3), (5, 1), (2, 3, 2), (33, 2), (4,), (1, 2), (13,), (3, 40)]
     agree(
         [
             (random_step(first + k, n), numbers(*batch, n), numbers(L, *batch, n), len(batch))
@@ -273,7 +301,7 @@ def test_operations_at_the_ends_of_their_range():
         agree([(step, start, ends)], 8)  # operations that compose one
 
 
-TABLE = jnp.ones((100, 100), jnp.float32)
+TABLE = jnp.ones((100, 200), jnp.float32)
 REFUSED = {
     "sort": (jnp.sort, numbers(3), 0, "sort has no counterpart"),
     "mean over the batch": (lambda z: z - z.mean(0, keepdims=True), numbers(2, 3), 1, "reduce_sum combines"),
@@ -282,8 +310,9 @@ REFUSED = {
     "examples in another order": (lambda z: z + z[::-1], numbers(2, 3), 1, "rev combines"),
     "wide": (jnp.cumsum, numbers(65), 0, "65 entries"),
     "long": (lambda z: lax.fori_loop(0, 3, lambda _, z: z * z, z), numbers(3), 0, "no counterpart"),
-    "many": (lambda z: z @ numbers(64, 64), numbers(64), 0, "more than 4096 instructions"),
-    "embedding": (lambda z: z + (z[0] * TABLE).sum(), numbers(3), 0, "more than 4096 entries"),
+    "many": (lambda z: reduce(lambda z, _: jnp.tanh(z), range(150), z), numbers(2), 0, "than 4096 instructions"),
+    "many lanes": (lambda z: reduce(lambda z, _: jnp.tanh(z), range(150), z), numbers(32), 0, "than 65536 instructions"),
+    "embedding": (lambda z: z + (z[0] * TABLE).sum(), numbers(3), 0, "more than 16384 entries"),
     "random": (
         lambda z: z + jax.random.normal(jax.random.key(z[0].astype(int)), z.shape, z.dtype),
         numbers(3),
@@ -304,8 +333,8 @@ def test_what_is_refused(name):
 
 def test_its_time_is_predicted_for_gpus():
     step, arrays = fused(gru(2), numbers(40, 2), numbers(L, 40, 2), 1)
-    wide, _ = fused(gru(4), numbers(40, 4), numbers(L, 40, 2), 1)
-    assert (step.threads, step.waits < wide.waits) == (64, True)
+    wide, _ = fused(gru(16), numbers(40, 16), numbers(L, 40, 2), 1)
+    assert (step.threads, step.waits < wide.waits) == (96, True)
     from deeppcr.lower.gpu.fused import fused_scan
 
     cost = depth.analyze(partial(fused_scan, step, reverse=False, length=L), *arrays)

@@ -43,14 +43,14 @@ def loss(scan, w, h, x):
     return jnp.square(scan(partial(with_weights, w), h, x)[1]).sum()
 
 
-@pytest.mark.parametrize("count", [2, 33])
-def test_examples_and_their_gradients(count):
+@pytest.mark.parametrize(("count", "n"), [(2, 20), (33, 3)])
+def test_examples_and_their_gradients(count, n):
     ours = partial(deeppcr.scan, method=FUSED, adjoint="backprop")
 
     def total(scan, w, h, x):
         return jax.vmap(partial(loss, scan), (None, 0, 0))(w, h, x).sum()
 
-    arrays = W, numbers(count, 3), numbers(count, L, 2)
+    arrays = numbers(n, n) * n**-0.5, numbers(count, n), numbers(count, L, 2)
     gradient = partial(jax.value_and_grad(total, (1, 2, 3)))
     expected = jax.jit(partial(gradient, jax.lax.scan))(*arrays)
     assert_agree(on_a_gpu(partial(gradient, ours), *arrays), expected, 1e-5)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deeppcr.lower.gpu.fused.operations import Apply, CannotFuse, Operation, convert, operation
+from deeppcr.lower.gpu.fused.operations import CannotFuse, Code, Operation, convert, operation
 from depth.jaxprs import Program, called, interpret
 from depth.primitives import primitive
 
@@ -36,7 +36,7 @@ class Entries(NamedTuple):
     examples: tuple[int | None, ...]
 
 
-def evaluate(program: Program, operands: Sequence[Entries], apply: Apply) -> list[Entries]:
+def evaluate(program: Program, operands: Sequence[Entries], apply: Code) -> list[Entries]:
     """The results of a program.
 
     Args:
@@ -51,14 +51,14 @@ def evaluate(program: Program, operands: Sequence[Entries], apply: Apply) -> lis
     return _run(program, known, program.outvars, apply, batches)
 
 
-def _run(program: Any, known: Any, wanted: Any, apply: Apply, batches: int) -> list[Entries]:
+def _run(program: Any, known: Any, wanted: Any, apply: Code, batches: int) -> list[Entries]:
     def literal(atom: Any) -> Entries:
         return constant(np.asarray(atom.val, atom.aval.dtype), batches)
 
     return interpret(program, known, wanted, partial(_results, apply, batches), literal)
 
 
-def _called(closed: Any, operands: list[Entries], apply: Apply, batches: int) -> list[Entries]:
+def _called(closed: Any, operands: list[Entries], apply: Code, batches: int) -> list[Entries]:
     """The results of a program inside of another."""
     constants = [constant(np.asarray(value), batches) for value in getattr(closed, "consts", ())]
     program = Program.of(closed)
@@ -81,7 +81,7 @@ def table_of(entries: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _results(
-    apply: Apply, batches: int, equation: Any, operands: list[Entries]
+    apply: Code, batches: int, equation: Any, operands: list[Entries]
 ) -> Sequence[Entries]:
     kind, name = primitive(equation).kind, equation.primitive.name
     for variable in equation.outvars:
@@ -193,7 +193,7 @@ def _between_two(name: str, dtype: Any) -> Operation:
     return operation({"sum": "add", "prod": "mul"}.get(own, own), dtype, dtype)
 
 
-def _branches(equation: Any, operands: list[Entries], apply: Apply) -> list[Entries]:
+def _branches(equation: Any, operands: list[Entries], apply: Code) -> list[Entries]:
     """All branches are evaluated, as under `jax.vmap`."""
     which, *rest = operands
     programs = equation.params["branches"]
@@ -239,7 +239,7 @@ def _accumulated(equation: Any, operand: Entries, call: Callable[[Sequence[Any]]
     return Entries(np.moveaxis(rows, 0, axis), operand.examples)
 
 
-def _product(equation: Any, operands: list[Entries], apply: Apply) -> Entries:
+def _product(equation: Any, operands: list[Entries], apply: Code) -> Entries:
     """A product as sums: ``[*batch, rows, 1, terms]`` times ``[*batch, 1, columns, terms]``."""
     out = equation.outvars[0]
     arranged: list[Entries] = []
@@ -262,7 +262,7 @@ def _product(equation: Any, operands: list[Entries], apply: Apply) -> Entries:
     dtype = out.aval.dtype
     working = dtype if np.issubdtype(dtype, np.integer) else np.dtype(np.float32)
     multiply, add = (operation(name, working, working) for name in ("mul", "add"))
-    chains = min(-(-CHAINS // math.prod(shape)), terms)
+    chains = min(-(-CHAINS * apply.threads // math.prod(shape)), terms)
     sums = np.empty((chains, *shape), object)
     for k in range(terms):  # of all sums, as their terms are neighbours in memory
         for index in np.ndindex(shape):

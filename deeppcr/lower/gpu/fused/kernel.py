@@ -1,9 +1,9 @@
 """A kernel that runs a whole recurrence: one launch, whatever its length.
 
-A thread computes one example. The state stays in registers. The inputs of some steps are read while
-those before them are computed, because memory answers later than a step takes. Outputs are written
-as they come, and the last state in the end. Arrays are read and written as they are, whatever axes
-the examples are on.
+A thread computes one example, or some do, side by side: see `lanes.py`. The state stays in
+registers. The inputs of some steps are read while those before them are computed, because memory
+answers later than a step takes. Outputs are written as they come, and the last state in the end.
+Arrays are read and written as they are, whatever axes the examples are on.
 """
 
 from string import Template
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.memory import Array, assigned, block, example_indices, index_type
-from deeppcr.lower.gpu.fused.operations import spelled
 from deeppcr.lower.gpu.fused.step import WARP, FusedStep
 
 # Chosen by the machine code for compute capability 9.0 (CUDA 13.0), and not yet timed on a device.
@@ -41,13 +40,21 @@ class Kernel(NamedTuple):
 
 
 TEXT = Template(r"""
+#ifndef TOGETHER
+#define TOGETHER __syncwarp();
+#endif
+$macros
+#define COMMON of_examples[threadIdx.x / $lanes]
 #define AT(l) $at
 #define READ(at, x) { $read }
 #define STEP(at, x) { $step }
 struct state { $state };
 struct inputs { $inputs };
+struct __attribute__((aligned(16))) memory { $shared };
 extern "C" __global__ void __launch_bounds__($threads, $resident) kernel($pointers) {
-  const int example = blockIdx.x * $threads + threadIdx.x;
+  __shared__ struct memory of_examples[$threads / $lanes];
+  const int lane = threadIdx.x % $lanes;
+  const int example = (blockIdx.x * $threads + threadIdx.x) / $lanes;
   if (example >= $examples) return;
   $begin
   struct state z;
@@ -78,10 +85,16 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
 
     ``reverse``: whether the first step is the last of the arrays.
     """
-    operands = [Array.of(f"a{k}", *each) for k, each in enumerate(step.operands)]
-    results = [Array.of(f"y{k}", *each) for k, each in enumerate(step.results)]
-    end, middle = step.states, step.states + step.inputs
-    used = [x for x in operands if x.places]
+    lanes, end, middle = step.divided(), step.states, step.states + step.inputs
+    operands = [
+        Array.of(f"a{k}", *each).side_by_side(lanes.reads[k], lanes)
+        for k, each in enumerate(step.operands)
+    ]
+    results = []
+    for k, each in enumerate(step.results):
+        y = Array.of(f"y{k}", *each)
+        results.append(y.side_by_side(lanes.slots(range(len(y.places))), lanes))
+    used = [x for x, axes in zip(operands, step.examples, strict=True) if axes is not None]
     states, last, outputs = operands[:end], results[:end], results[end:]
     inputs, captured = operands[end:middle], operands[middle:]
     read = sum(len(x.places) for x in inputs)
@@ -93,20 +106,30 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
     if sum(len(x.places) for x in again) <= HELD:
         again = []
 
-    texts = [x.kept("z") for x in states]
-    texts += [x.kept("x") if x in is_read else x.loads(True) for x in inputs]
-    code, tables = step.code([*texts, *(x.loads(False) for x in captured)])
-    entries = [list(map(spelled, table.flat)) for table in tables]
-    statements = [x.begin("const ", " + nothing()") for x in again] + code.lines
-    for x, after in zip(states, entries[:end], strict=True):
+    held, macros = [], []
+    for j, x in enumerate(captured, middle):
+        names = [f"r{j}_{k}" for k in range(len(x.places))]
+        if x in again:
+            macros += [
+                f"#define {name} {text}" for name, text in zip(names, x.loads(False), strict=True)
+            ]
+        else:
+            held += assigned([f"const {x.type.register} {name}" for name in names], x.loads(False))
+    statements = [x.begin("const ", " + nothing()") for x in again]
+    for j, x in enumerate(operands[:middle]):
+        texts = x.kept("z" if j < end else "x") if j < end or x in is_read else x.loads(True)
+        names = [f"const {x.type.register} r{j}_{k}" for k in range(len(texts))]
+        statements += assigned(names, texts)
+    statements += lanes.lines
+    for x, after in zip(states, lanes.results[:end], strict=True):
         statements += assigned(x.kept("z"), after)
-    for y, found in zip(outputs, entries[end:], strict=True):
+    for y, found in zip(outputs, lanes.results[end:], strict=True):
         statements += y.writes(found, True)
 
     index = index_type(length, used + results)
     begin = example_indices(step, index)
-    begin += [x.begin("const ") for x in used] + [y.begin() for y in results]
-    threads = WARP if step.count <= FEW else BLOCK
+    begin += [x.begin("const ") for x in used] + [y.begin() for y in results] + lanes.begin + held
+    threads = WARP if step.threads <= FEW else BLOCK
     text = TEXT.substitute(
         at=f"({length - 1} - (l))" if reverse else "(l)",
         read=block(assigned(x.kept("x"), x.loads(True)) for x in is_read),
@@ -114,9 +137,12 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
         state=" ".join(x.registers() for x in states),
         inputs=" ".join(x.registers() for x in is_read),
         pointers=", ".join([*(x.pointer("const ") for x in used), *(y.pointer() for y in results)]),
+        macros="\n".join(macros),
         begin=block([begin]),
         first=block(assigned(x.kept("z"), x.loads(False)) for x in states),
         last=block(y.writes(x.kept("z"), False) for y, x in zip(last, states, strict=True)),
+        lanes=lanes.count,
+        shared=" ".join(lanes.shared),
         threads=threads,
         resident=RESIDENT // threads,
         examples=step.count,
@@ -126,4 +152,4 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
         whole=whole,
         rest=length - whole,
     )
-    return Kernel(FUNCTIONS + text, -(-step.count // threads), threads)
+    return Kernel(FUNCTIONS + text, -(-step.threads // threads), threads)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import TYPES, Type, type_of
 from deeppcr.lower.gpu.fused.step import Axes, FusedStep, own_shape
 
@@ -18,14 +19,14 @@ class Array(NamedTuple):
     Attributes:
         name: of the pointer, and of the entries of an example in registers.
         type: of its entries.
-        places: of the entries of an example, in a step.
+        places: of the entries of an example, in a step: numbers, or expressions of C.
         examples: the distance to the next example, for each batch axis of the state.
         size: the distance to the next step.
     """
 
     name: str
     type: Type
-    places: list[int]
+    places: Sequence[int | str]
     examples: list[int]
     size: int
 
@@ -39,6 +40,11 @@ class Array(NamedTuple):
         places = np.arange(math.prod(shape)).reshape(shape)[own].ravel().tolist()
         examples = [0 if axis is None else math.prod(shape[axis + 1 :]) for axis in axes]
         return cls(name, type_of(variable.aval.dtype), places, examples, math.prod(shape))
+
+    def side_by_side(self, sides: Iterable[Sequence[int]], lanes: Lanes) -> Self:
+        """What each of these lanes has, in place of the entries of an example."""
+        places = [lanes.index([int(self.places[k]) for k in side]) for side in sides]
+        return self._replace(places=places)
 
     def pointer(self, const: str = "") -> str:
         """Its declaration."""

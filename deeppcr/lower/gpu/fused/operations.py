@@ -5,7 +5,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -78,10 +78,6 @@ class Operation(NamedTuple):
     dtype: Any
     latency: int = 1
     instructions: int = 1
-
-
-Apply = Callable[[Operation, Sequence[Any]], Any]
-"""``(operation, entries) -> entry``."""
 
 
 def _table(text: str) -> dict[str, str]:
@@ -162,13 +158,26 @@ class Value:
     """A variable of C.
 
     Attributes:
-        name: in C.
+        number: of those that there are before it.
+        register: its type.
+        text: an expression, with ``{0}``, ``{1}`` and so on in place of the operands.
+        operands: variables and numbers, as in C; none of what is read.
+        cost: the operations in it that wait for each other, and its instructions.
         latency: the number of operations, one after another, that it waits for since the state
             was known.
     """
 
-    name: str
-    latency: float
+    number: int
+    register: str
+    text: str
+    operands: "tuple[Value | str, ...]" = ()
+    cost: tuple[int, int] = (0, 0)
+    latency: float = NEVER
+
+    @property
+    def name(self) -> str:
+        """In C."""
+        return f"t{self.number}"
 
 
 def latest(entries: Iterable[Any]) -> float:
@@ -183,39 +192,51 @@ class Code:
 
     Attributes:
         most: instructions, of which more are refused.
+        threads: that compute an example.
         folds: whether products with 0 and 1, and sums with 0, are taken for what they are of finite
             numbers, as in a derivative.
-        lines: of C.
+        values: of the statements.
         instructions: that have been counted.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most, self.instructions, self.folds = most, 0, False
-        self.lines: list[str] = []
-        self._known: dict[str, Value] = {}
+    def __init__(self, most: int, threads: int = 1) -> None:
+        self.most, self.threads, self.instructions, self.folds = most, threads, 0, False
+        self.values: list[Value] = []
+        self._known: dict[Any, Value] = {}
+
+    @property
+    def lines(self) -> list[str]:
+        """The statements, in C."""
+        return [
+            f"const {x.register} {x.name} = {x.text.format(*map(spelled, x.operands))};"
+            for x in self.values
+        ]
 
     def read(self, text: str, dtype: Any, latency: float) -> Value:
         """A variable with the value of an expression."""
-        value = Value(f"t{len(self.lines)}", latency)
-        self.lines.append(f"const {type_of(dtype).register} {value.name} = {text};")
-        return value
+        return self._add(type_of(dtype).register, text, latency=latency)
+
+    def _add(self, *args: Any, **kwargs: Any) -> Value:
+        self.values.append(Value(len(self.values), *args, **kwargs))
+        return self.values[-1]
 
     def __call__(self, operation: Operation, entries: Sequence[Any]) -> Any:
         """The result of an operation."""
         if self.folds and (known := _folded(operation, entries)) is not None:
             return known
-        text, kind = operation.text.format(*map(spelled, entries)), type_of(operation.dtype)
+        text, kind = operation.text, type_of(operation.dtype)
         if kind.store != "{}":
             text = kind.load.format(kind.store.format(text))
-        elif operation.text == "{0}":
+        elif text == "{0}":
             return entries[0]
-        key = f"{kind.register} {text}"
+        operands = tuple(x if isinstance(x, Value) else spelled(x) for x in entries)
+        key = kind.register, text, operands
         if key not in self._known:
             self.instructions += operation.instructions
             if self.instructions > self.most:
                 raise CannotFuse(f"a step has more than {self.most} instructions")
-            latency = latest(entries) + operation.latency
-            self._known[key] = self.read(text, operation.dtype, latency)
+            cost, latency = (operation.latency, operation.instructions), latest(entries)
+            self._known[key] = self._add(*key, cost, latency + operation.latency)
         return self._known[key]
 
 
@@ -243,8 +264,8 @@ def _folded(operation: Operation, entries: Sequence[Any]) -> Any:
 
 def spelled(entry: Any) -> str:
     """An entry in C: a variable, or a number."""
-    if isinstance(entry, Value):
-        return entry.name
+    if isinstance(entry, Value | str):
+        return entry if isinstance(entry, str) else entry.name
     if jnp.issubdtype(entry.dtype, jnp.floating):
         number = float(entry)
         if np.isfinite(number):

@@ -62,8 +62,8 @@ class _Solve(NamedTuple):
     @property
     def instructions(self) -> int:
         """Of all threads, with a derivative as long as the step for each entry."""
-        width, count = self.step.width, self.length * self.step.count
-        return self._passes * count * self.step.instructions * (1 + width)
+        step, count = self.step, self.length * self.step.count
+        return self._passes * count * step.lanes * step.instructions * (1 + step.width)
 
     @property
     def waits(self) -> int:

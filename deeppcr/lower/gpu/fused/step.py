@@ -20,12 +20,16 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.apart import Apart
 from deeppcr.lower.gpu.fused.entries import Entries, evaluate, narrow, table_of
-from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code, latest
+from deeppcr.lower.gpu.fused.lanes import Lanes
+from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code
 from deeppcr.programs import cut_first
 from depth.jaxprs import Program, is_literal, needed
 
 WARP = 32  # threads that run together
-WIDEST, MOST = 64, 4096  # entries of a state, instructions of a step
+WIDEST, MOST = 64, 4096  # entries of a state, instructions of a thread in a step
+MOST_OF_ALL, MOST_READ = 65536, 16384  # instructions of all of them, entries of an array
+NARROW = 8  # entries of a state for one thread
+FEW, MANY = 16384, 65536  # threads that a GPU runs at once; those of wide states, at most
 ARRAYS = 500  # that a kernel takes: the pointers are less than 4 KB, as the driver has it
 TRIED = 64  # combinations of arrays that may have an entry for each example
 STARTS = 4  # instructions that a thread starts while one waits for its result
@@ -47,7 +51,8 @@ class FusedStep:
         examples: for each operand, states and inputs and captured arrays, where it has those batch
             axes that are longer than 1; None for an operand that is not used.
         outputs: the same for each output, which has all of them.
-        instructions: of a step: its operations, with those that an exponential function takes.
+        lanes: threads that compute an example.
+        instructions: of each: its operations, with those that an exponential function takes.
         latency: operations of a step that wait for each other, from state to state.
         apart: what is computed before, if ``program`` is the rest of a step.
     """
@@ -59,6 +64,7 @@ class FusedStep:
     batch_ndim: int
     examples: tuple[Axes | None, ...]
     outputs: tuple[Axes, ...]
+    lanes: int = 1
     instructions: int = 0
     latency: int = 0
     apart: Apart | None = None
@@ -129,15 +135,39 @@ class FusedStep:
         reasons = []
         for examples in islice(product(*choices), TRIED):
             step = cls(program, states, inputs, batch, batch_ndim, examples, outputs, apart=apart)
-            try:
-                code, results = step.code()
-            except CannotFuse as error:
-                reasons.append(error)
-            else:
-                latency = latest(entry for table in results for entry in table.flat)
-                count, waits = code.instructions, int(max(latency, 0))
-                return dataclasses.replace(step, instructions=count, latency=waits)
+            kinds = []
+            for lanes in step._choices:
+                try:
+                    kinds.append(step.by(lanes))
+                except CannotFuse as error:
+                    reasons.append(error)
+            if kinds:
+                return min(kinds, key=lambda step: step.waits)
         raise reasons[0]
+
+    @property
+    def _choices(self) -> list[int]:
+        """The numbers of threads that may compute an example."""
+        widest = max(self._sizes[: self.states])
+        lanes = min(WARP, 1 << (widest - 1).bit_length())
+        if self.width > NARROW:
+            if self.count * lanes > MANY:
+                raise CannotFuse(f"{self.count} examples of {self.width} entries are too many")
+            return [lanes]
+        return [1, lanes] if lanes > 1 and self.count * lanes <= FEW else [1]
+
+    def by(self, lanes: int) -> Self:
+        """The same by so many threads."""
+        step = dataclasses.replace(self, lanes=lanes)
+        found = step.divided()
+        latency = int(max(found.latency, 0))
+        return dataclasses.replace(step, instructions=found.instructions, latency=latency)
+
+    def divided(self) -> Lanes:
+        """The statements of each thread."""
+        texts = [[f"{j} {k}" for k in range(size)] for j, size in enumerate(self._sizes)]
+        code, tables = self.code(texts, self.lanes)
+        return Lanes(code, tables, self.states, self.lanes, MOST)
 
     @property
     def whole(self) -> Program:
@@ -186,26 +216,23 @@ class FusedStep:
         axes = [*(axes or () for axes in self.examples[: self.states]), *self.outputs]
         return list(zip(self.program.outvars, axes, strict=True))
 
-    def code(self, texts: Sequence[Sequence[str]] | None = None) -> tuple[Code, Leaves]:
-        """The statements of a step, and the tables of its results.
+    def code(self, texts: Sequence[Sequence[str]], threads: int = 1) -> tuple[Code, Leaves]:
+        """The statements of a step for one example, and the tables of its results.
 
-        ``texts``: expressions of the entries of each operand, for one example; None to count.
+        ``texts``: expressions of the entries of each operand; ``threads``: that share them.
         """
-        code = Code(MOST)
+        code = Code(MOST if threads == 1 else MOST_OF_ALL, threads)
         return code, self.written(evaluate(self.program, self.tables(code, texts), code))
 
-    def tables(self, code: Code, texts: Sequence[Sequence[str]] | None) -> list[Entries]:
+    def tables(self, code: Code, texts: Sequence[Sequence[str]]) -> list[Entries]:
         """The operands of a step, read at its start: see `code`."""
         tables, nowhere = [], (None,) * len(self.examples[0] or ())
-        for k, (variable, axes) in enumerate(self.operands):
+        for k, ((variable, axes), own) in enumerate(zip(self.operands, texts, strict=True)):
             shape = own_shape(variable.aval.shape, axes)
-            if (size := math.prod(shape)) > MOST:
-                raise CannotFuse(f"a step reads an array of more than {MOST} entries")
             read = partial(
                 code.read, dtype=variable.aval.dtype, latency=0 if k < self.states else NEVER
             )
-            entries = list(map(read, texts[k] if texts else [""] * size))
-            tables.append(Entries(table_of(entries, shape), axes or nowhere))
+            tables.append(Entries(table_of(list(map(read, own)), shape), axes or nowhere))
         return tables
 
     def written(self, found: Sequence[Entries]) -> Leaves:
@@ -216,10 +243,17 @@ class FusedStep:
         ]
 
     @property
+    def _sizes(self) -> list[int]:
+        """The number of entries of each operand, of one example."""
+        sizes = [math.prod(own_shape(x.aval.shape, axes)) for x, axes in self.operands]
+        if max(sizes) > MOST_READ:
+            raise CannotFuse(f"a step reads an array of more than {MOST_READ} entries")
+        return sizes
+
+    @property
     def width(self) -> int:
         """The number of entries of a state."""
-        states = self.operands[: self.states]
-        return sum(math.prod(own_shape(x.aval.shape, axes)) for x, axes in states)
+        return sum(self._sizes[: self.states])
 
     @property
     def count(self) -> int:
@@ -228,8 +262,8 @@ class FusedStep:
 
     @property
     def threads(self) -> int:
-        """The number of threads, of which one runs each example."""
-        return WARP * -(-self.count // WARP)
+        """The number of threads of all examples."""
+        return WARP * -(-self.count * self.lanes // WARP)
 
     @property
     def waits(self) -> int:
