@@ -17,7 +17,6 @@ from deeppcr.lower.gpu.fused.solve import fused_solve_p, solved_by_kernel
 HOST = r"""
 #include <math.h>
 #include <stdbool.h>
-#include <ucontext.h>
 #define __device__
 #define __global__
 #define __restrict__
@@ -33,54 +32,59 @@ static float inexact(float y, float error) {
 static float exp2_of(float x) { return inexact(exp2f(x), 0x1p-22f); }
 static float reciprocal(float x) { return inexact(1.0f / x, 0x1p-23f); }
 static long long nothing(void) { return 0; }
-static ucontext_t host, threads[128];
 union half { _Float16 x; unsigned short bits; };
 static unsigned short to_float16(float x) { union half both = {x}; return both.bits; }
 static float from_float16(unsigned short bits) { union half both = {.bits = bits}; return both.x; }
 """
-# Threads of a warp run one after another to the next place where they meet.
+# Threads run one after another, each to where it has to wait for others: those beside it, as many
+# as meet there.
 MEETING = r"""
 #define __shared__ static
-#define TOGETHER swapcontext(&threads[threadIdx.x], &host);
-"""
-# Threads that work together run one after another between two barriers, block after block.
-TOGETHER = r"""
-#define EACH for (block = 0; block < RANKS; block++) \
-  for (threadIdx.x = 0; threadIdx.x < THREADS; threadIdx.x++)
-#define OWN static struct thread of_thread[RANKS][THREADS];
-#define own of_thread[block][threadIdx.x]
-#define SHARED static struct memory of_block[RANKS];
-#define shared of_block[block]
-#define GROUP blockIdx.x
-#define RANK block
-#define REMOTE(rank) (&of_block[rank])
-#define BARRIER
-#define WITHIN
-#define TOGETHER
 #define __cluster_dims__(x, y, z)
-static int block;
+#define MEET meet(LANES);
+#define TOGETHER meet(32);
+#define WITHIN meet(THREADS);
+#define BARRIER meet(RANKS * THREADS);
+#define SHARED static struct memory of_block[RANKS];
+#define shared of_block[RANK]
+#define GROUP blockIdx.x
+#define RANK (running / THREADS)
+#define REMOTE(rank) (&of_block[rank])
+#include <ucontext.h>
+#define MOST 4096
+static ucontext_t host, threads[MOST];
+static char stacks[MOST][1 << 16];
+static int running, together[MOST];  // with how many a thread waits; 0 if with none, -1 if done
+static void meet(int count) { together[running] = count; swapcontext(&threads[running], &host); }
+static bool has_to_wait(int count) {
+  const int first = running / count * count;
+  for (int k = first; k < first + count; k++)
+    if (together[k] >= 0 && together[k] != count) return true;
+  for (int k = first; k < first + count; k++)
+    if (together[k] > 0) together[k] = 0;
+  return false;
+}
 """
 LAUNCH = r"""
 static void** p;
-static char stacks[128][1 << 18];
-static bool is_done;
-static void thread(void) {{ kernel({}); is_done = true; }}
-void launch(int blocks, int count, void** pointers) {{
+static void thread(void) {{ kernel({}); together[running] = -1; }}
+void launch(int groups, int count, int block, void** pointers) {{
   p = pointers;
-  for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {{
+  for (blockIdx.x = 0; blockIdx.x < groups; blockIdx.x++) {{
     for (int k = 0; k < count; k++) {{
       getcontext(&threads[k]);
       threads[k].uc_stack.ss_sp = stacks[k];
       threads[k].uc_stack.ss_size = sizeof stacks[k];
       threads[k].uc_link = &host;
       makecontext(&threads[k], thread, 0);
+      together[k] = 0;
     }}
-    for (int left = count, at = 0; left; at = (at + 1) % count) {{
-      if (!threads[at].uc_link) continue;
-      threadIdx.x = at;
-      is_done = false;
-      swapcontext(&host, &threads[at]);
-      if (is_done) {{ threads[at].uc_link = 0; left--; }}
+    for (int left = count; left; running = (running + 1) % count) {{
+      if (together[running] < 0) continue;
+      if (together[running] && has_to_wait(together[running])) continue;
+      threadIdx.x = running % block;
+      swapcontext(&host, &threads[running]);
+      left -= together[running] < 0;
     }}
   }}
 }}
@@ -89,15 +93,10 @@ GCC = "gcc", "-O1", "-w", "-fPIC", "-shared"
 
 
 @cache
-def compiled(text, count, cluster):
+def compiled(text, count):
     """The function ``launch`` of a kernel of ``count`` arrays."""
     arrays = ", ".join(f"p[{k}]" for k in range(count))
-    program = (
-        HOST
-        + (TOGETHER if cluster else MEETING)
-        + text.replace('extern "C"', "static")
-        + LAUNCH.format(arrays)
-    )
+    program = HOST + MEETING + text.replace('extern "C"', "static") + LAUNCH.format(arrays)
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "kernel.so")
         command = [*GCC, "-x", "c", "-", "-o", library, "-lm"]
@@ -111,9 +110,8 @@ def launch(kernel, results, *operands):
         found = [np.full(x.shape, np.nan, np.float32).astype(x.dtype) for x in results]
     arrays = [*(np.ascontiguousarray(x) for x in operands), *found]
     pointers = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
-    run = compiled(kernel.text, len(arrays), kernel.cluster)
-    groups, threads = kernel.blocks, kernel.threads
-    run(*(groups // kernel.cluster, 1) if kernel.cluster else (groups, threads), pointers)
+    run, ranks = compiled(kernel.text, len(arrays)), max(kernel.cluster, 1)
+    run(kernel.blocks // ranks, kernel.threads * ranks, kernel.threads, pointers)
     return found
 
 

@@ -53,6 +53,13 @@ def inputs(*shape, length=L):
     return numbers(length, *shape)
 
 
+def uneven(z, x):
+    a, b = z["a"], z["b"]
+    after = jnp.concatenate([jnp.sin(a[3:]), b[1:] * a[:2], jnp.cumsum(b)])[:5]
+    return {"a": 0.5 * after, "b": jnp.cos(a[::2] + x.sum())}
+
+
+uneven_state = {"a": numbers(5), "b": numbers(3)}
 SIZES = np.float32([1e6, 1, 1e-6])
 CASES = {
     "GRU of 1": (gru(1), numbers(1), inputs(2)),
@@ -66,18 +73,21 @@ CASES = {
         1,
     ),
     "a chain for each entry": (para_gru(40), numbers(2, 40), inputs(2, 2), 1),
-    "many side by side": (para_gru(520), numbers(2, 520), inputs(2, 2, length=40), 1),
+    "many side by side": (para_gru(50), numbers(2, 50), inputs(2, 2, length=40), 1),
     "entries of very different size": (
         lambda z, x: SIZES * jnp.tanh((z / SIZES) @ numbers(3, 3) + x),
         numbers(3),
         inputs(3),
     ),
+    "GRU of 12": (gru(12), numbers(3, 12), inputs(3, 2, length=60), 1),
+    "lanes of several leaves": (uneven, uneven_state, inputs(2) / 2),
     "integrator": (lambda z, x: z + np.float32(0.01) * jnp.sin(z) + x, numbers(1), inputs(1)),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_states_are_those_of_the_sequential_program(name):
+def test_states_are_those_of_the_sequential_program(name, monkeypatch):
+    monkeypatch.setattr(windows, "MANY", 90)
     case = CASES[name]
     length = len(jax.tree.leaves(case[2])[0])
     found, iterations, reached, residual = solved(case, length)
@@ -93,11 +103,12 @@ def test_states_are_those_of_the_sequential_program(name):
     ("length", "cluster", "reverse"),
     [(1, 1, True), (2, 4, False), (65, 1, False), (700, 1, True), (700, 4, True)],
 )
-def test_windows_and_clusters(length, cluster, reverse, monkeypatch):
+@pytest.mark.parametrize("n", [2, 6])
+def test_windows_and_clusters(length, cluster, reverse, n, monkeypatch):
     """A window has 64 steps in each block of a cluster."""
-    monkeypatch.setattr(windows, "SIZES", dict.fromkeys(windows.SIZES, (32, 2)))
+    monkeypatch.setattr(windows, "SIZES", {2: (32, 2), 6: (128, 4)})
     monkeypatch.setattr(windows, "MOST_ROUNDS", 100)
-    case = gru(2), numbers(3, 2), inputs(3, 2, length=length), 1
+    case = gru(n), numbers(3, n), inputs(3, 2, length=length), 1
     found, iterations, reached, _ = solved(case, length, reverse, cluster)
     assert_agree(found, expected(*case, reverse=reverse), 2e-5)
     assert (reached == length).all()
@@ -106,21 +117,27 @@ def test_windows_and_clusters(length, cluster, reverse, monkeypatch):
 
 @pytest.mark.parametrize("first", [0, 37])
 def test_random_steps(first):
-    for k, (*batch, n) in enumerate([(1,), (3,), (2, 2), (4,), (3, 1)]):
+    for k, (*batch, n) in enumerate([(1,), (3,), (2, 2), (4,), (3, 1), (7,), (2, 13)]):
         case = random_step(first + k, n), numbers(*batch, n), inputs(*batch, n), len(batch)
         assert_agree(solved(case, L)[0], expected(*case), 2e-5)
 
 
+MIXED = (np.eye(5) + 0.1 * np.ones((5, 5))).astype(np.float32) / np.float32(1.5)
 FALLS_BACK = {
     "chaotic": (lambda z, x: np.float32(3.9) * z * (1 - z) + 0 * x, np.float32([0.3]), inputs(1)),
     "overflows": (lambda z, x: 2 * z * z + x, np.float32([1.0]), inputs(1)),
+    "chaotic, of lanes": (
+        lambda z, x: np.float32(3.9) * (z @ MIXED) * (1 - z @ MIXED) + 0 * x,
+        np.linspace(0.3, 0.35, 5, dtype=np.float32),
+        inputs(5),
+    ),
     "not a number": (lambda z, x: jnp.tanh(z) + x, numbers(1), np.where(np.arange(L) == 70, np.nan, 1.0).astype(np.float32)[:, None]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FALLS_BACK)
 def test_what_does_not_converge_is_computed_step_by_step(name, monkeypatch):
-    monkeypatch.setattr(windows, "SIZES", dict.fromkeys(windows.SIZES, (32, 2)))
+    monkeypatch.setattr(windows, "SIZES", {1: (32, 2), 5: (256, 2)})
     found, _, reached, _ = solved(FALLS_BACK[name], L)
     np.testing.assert_array_equal(reached, 64 if name == "not a number" else 0)
     # As exact as the rounding of two compilers, which a chaotic chain amplifies.
@@ -130,8 +147,8 @@ def test_what_does_not_converge_is_computed_step_by_step(name, monkeypatch):
 
 
 def test_what_is_refused():
-    with pytest.raises(CannotFuse, match="9 entries, of at most 8"):
-        solved((gru(9), numbers(9), inputs(2)), L)
+    with pytest.raises(CannotFuse, match="17 entries, of at most 16"):
+        solved((lambda z, x: jnp.cumsum(z), numbers(17), inputs(1)), L)
     with pytest.raises(CannotFuse, match="more windows"):
         solved((jnp.add, numbers(1), inputs(1, length=40_000)), 40_000)
 

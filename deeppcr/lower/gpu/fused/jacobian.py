@@ -1,7 +1,7 @@
 """The Jacobian of a step, entry by entry: one tangent for each entry of the state."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,9 +10,23 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.entries import Entries, constant, evaluate, table_of
 from deeppcr.lower.gpu.fused.operations import Code
-from deeppcr.lower.gpu.fused.step import MOST, FusedStep
+from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.programs import cut_first
 from depth.jaxprs import Program
+
+
+class Linearised(NamedTuple):
+    """A step and its Jacobian, entry by entry.
+
+    Attributes:
+        code: the statements of both.
+        values: the next state, ``[w]``.
+        columns: the derivatives of it with respect to each entry of the state, ``[w]`` each.
+    """
+
+    code: Code
+    values: np.ndarray
+    columns: list[np.ndarray]
 
 
 def _derivative(step: FusedStep) -> Any:
@@ -33,27 +47,27 @@ def _derivative(step: FusedStep) -> Any:
     return jax.make_jaxpr(tangents)(*avals, *avals[:count])
 
 
-def linearised(
-    step: FusedStep, texts: Sequence[Sequence[str]]
-) -> tuple[Code, int, list[Any], list[list[Any]]]:
-    """The statements of a step and of its Jacobian, the entries of both: ``[w]``, ``[w][w]``.
+def linearised(step: FusedStep, texts: Sequence[Sequence[str]], threads: int) -> Linearised:
+    """The statements of a step and of its Jacobian.
 
-    The number is that of the statements of the step alone, which are the first. Row k of the
-    Jacobian has the derivatives with respect to entry k.
+    ``texts``: expressions of the entries of each operand; ``threads``: that share them.
     """
-    code, derivative = Code(MOST), _derivative(step)
+    code, derivative = step.written_by(threads), _derivative(step)
     operands = step.tables(code, texts)
     values = step.written(evaluate(step.program, operands, code)[: step.states])
-    own, code.folds = len(code.lines), True
+    code.folds = True
     state = operands[: step.states]
     program, constants = Program.of(derivative), getattr(derivative, "consts", ())
     known = [constant(np.asarray(x), len(state[0].examples)) for x in constants]
     tangents = []
     for k in range(sum(x.table.size for x in state)):
         given = [*operands, *_unit(state, k), *known]
-        found = step.written(evaluate(program, given, code))
-        tangents.append([x for table in found for x in table.flat])
-    return code, own, [x for table in values for x in table.flat], tangents
+        tangents.append(_joined(step.written(evaluate(program, given, code))))
+    return Linearised(code, _joined(values), tangents)
+
+
+def _joined(tables: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([table.ravel() for table in tables])
 
 
 def _unit(state: Sequence[Entries], k: int) -> list[Entries]:

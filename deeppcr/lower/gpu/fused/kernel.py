@@ -40,11 +40,12 @@ class Kernel(NamedTuple):
 
 
 TEXT = Template(r"""
-#ifndef TOGETHER
-#define TOGETHER __syncwarp();
+#ifndef MEET
+#define MEET __syncwarp();
 #endif
 $macros
-#define COMMON of_examples[threadIdx.x / $lanes]
+#define LANES $lanes
+#define common of_examples[threadIdx.x / LANES]
 #define AT(l) $at
 #define READ(at, x) { $read }
 #define STEP(at, x) { $step }
@@ -52,9 +53,9 @@ struct state { $state };
 struct inputs { $inputs };
 struct __attribute__((aligned(16))) memory { $shared };
 extern "C" __global__ void __launch_bounds__($threads, $resident) kernel($pointers) {
-  __shared__ struct memory of_examples[$threads / $lanes];
-  const int lane = threadIdx.x % $lanes;
-  const int example = (blockIdx.x * $threads + threadIdx.x) / $lanes;
+  __shared__ struct memory of_examples[$threads / LANES];
+  const int lane = threadIdx.x % LANES;
+  const int example = (blockIdx.x * $threads + threadIdx.x) / LANES;
   if (example >= $examples) return;
   $begin
   struct state z;

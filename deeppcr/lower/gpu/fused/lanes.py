@@ -19,7 +19,7 @@ from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code, Value, s
 SHARING = 8, 32
 WORTH = 2 * SHARING[1]  # instructions of all lanes from which on they share
 
-Entry = Value | str  # of one example: a variable, or a number in C
+Entry = Value | str | None  # of one example: a variable, or a number in C; None: anything
 Side = tuple[Entry, ...]  # the entries of the lanes; a single one if all have the same
 Known = tuple[str, float]  # an expression of C, and the operations that it waits for
 
@@ -39,7 +39,13 @@ class Lanes:
     """
 
     def __init__(
-        self, code: Code, tables: Sequence[Any], states: int, count: int, most: int
+        self,
+        code: Code,
+        tables: Sequence[Any],
+        states: int,
+        count: int,
+        most: int,
+        name: str,
     ) -> None:
         """The lanes of a step.
 
@@ -49,11 +55,12 @@ class Lanes:
             states: the number of leaves of a state.
             count: the number of lanes.
             most: instructions of a lane.
+            name: of the memory that they share.
 
         Raises:
             CannotFuse: there are more.
         """
-        self.count, self.instructions, self._most = count, 0, most
+        self.count, self.instructions, self._most, self._name = count, 0, most, name
         self._values, self._states = code.values, states
         self.begin: list[str] = []
         self.lines: list[str] = []
@@ -62,6 +69,12 @@ class Lanes:
         self._names: dict[Side | int, str] = {}  # in shared memory; a number is that of a state
         self._source: dict[Any, Side] = {}  # what lanes share a value with
         self._known: dict[Side, Known] = {}
+        self._alias: dict[Side, Side] = {}  # sides that are computed in another one
+        self._sizes: dict[int, int] = {}  # of what is read of each operand
+        for x in code.values:
+            if not x.operands:
+                array, entry = _place(x)
+                self._sizes[array] = max(self._sizes.get(array, 0), entry + 1)
         self.reads = defaultdict[int, list[tuple[int, ...]]](list)
         for k, table in enumerate(tables[:states]):
             self.reads[k] = self.slots(range(table.size))
@@ -96,7 +109,7 @@ class Lanes:
     def _declare(self, register: str, text: str) -> str:
         """A variable that a lane has from the start."""
         if text not in self._declared:
-            self._declared[text] = f"of_lane{len(self._declared)}"
+            self._declared[text] = f"{self._name}_{len(self._declared)}"
             self.begin.append(f"const {register} {self._declared[text]} = {text};")
         return self._declared[text]
 
@@ -113,45 +126,67 @@ class Lanes:
         wait(results)
         while waiting:
             level = max(waiting)  # those first that are made of others
-            alike = defaultdict[int, dict[Any, None]](dict)
+            of_all = defaultdict[int, dict[Any, None]](dict)
+            of_each = defaultdict[Any, list[Side]](list)
             while waiting[level]:
                 side, _ = waiting[level].popitem()
-                if len(side) == 1 < self.count and level:
-                    alike[kinds[side[0]]][side[0]] = None
-                elif side not in needed:
+                if len(_kinds(side)) > 1:
                     needed[side] = None
                     wait(_parts(side))
+                elif len(side) == 1 < self.count and level:
+                    of_all[kinds[side[0]]][side[0]] = None
+                else:
+                    of_each[next(kinds.get(x, x) for x in side if x)].append(side)
             del waiting[level]
-            for values in alike.values():
-                sides: list[Side] = [(x,) for x in values]
+            sides = [side for alike in of_each.values() for side in self._merged(alike)]
+            for values in of_all.values():
                 if len(values) > 1 and sum(costs[x] for x in values) >= WORTH:
                     ordered = sorted(values, key=lambda x: x.number)
-                    sides = [_side(each) for each in self.slots(ordered)]
-                    self._source |= {x: side for side in sides for x in side}
-                needed |= dict.fromkeys(sides)
-                wait(part for side in sides for part in _parts(side))
+                    alike = [_side(each) for each in self.slots(ordered)]
+                    self._source |= {x: side for side in alike for x in side}
+                    sides += alike
+                else:
+                    sides += [(x,) for x in values]
+            needed |= dict.fromkeys(sides)
+            wait(part for side in sides for part in _parts(side))
         return needed
 
+    def _merged(self, sides: list[Side]) -> Iterable[Side]:
+        """Sides that are one kind of function, those in one that leave room for each other."""
+        merged: dict[Side, list[Side]] = {}
+        for side in sorted(sides, key=lambda side: side.count(None)):
+            found, own = side, [side]
+            for other in merged if None in side else ():
+                pairs = list(zip(side, other, strict=False))
+                if len(side) == len(other) and all(x is y or not (x and y) for x, y in pairs):
+                    found = tuple(x or y for x, y in pairs)
+                    own += merged.pop(other)
+                    break
+            merged.setdefault(found, []).extend(own)
+        self._alias |= {side: found for found, own in merged.items() for side in own}
+        return merged
+
     def _spelled(self, side: Side) -> Known:
+        side = self._alias.get(side, side)
         if side not in self._known:
             self._known[side] = self._written(side)
         return self._known[side]
 
     def _written(self, side: Side) -> Known:
         if not (values := [x for x in side if isinstance(x, Value)]):
-            numbers = list(map(str, side))
+            numbers = _filled(side)
             text = numbers[0]
             return self._declare(_type(numbers), chosen(numbers)) if side[1:] else text, NEVER
-        first, kinds = values[0], list(map(_kind, side))
+        first, kinds = values[0], _kinds(side)
         if len(side) == 1 and self._source.get(first, side) != side:
             return self._receive(first)
         parts = list(map(self._spelled, _parts(side)))
         texts, waits = [text for text, _ in parts], max((x for _, x in parts), default=NEVER)
-        if len(several := list(dict.fromkeys(kinds))) > 1:
-            text = chosen([texts[several.index(kind)] for kind in kinds])
-            cost = len(several) - 1, len(several) - 1
+        if len(kinds) > 1:
+            text = chosen(_filled([x and texts[kinds.index(_kind(x))] for x in side]))
+            cost = len(kinds) - 1, len(kinds) - 1
         elif not first.operands:
-            return self._read(values)
+            return self._read(side)
         else:
             text, cost = first.text.format(*texts), first.cost
         return self._line(first.register, text, cost[1], waits + cost[0])
@@ -164,10 +199,13 @@ class Lanes:
         self.lines.append(f"const {register} {name} = {text};")
         return name, waits
 
-    def _read(self, side: Sequence[Value]) -> Known:
+    def _read(self, side: Side) -> Known:
         """Entries of an operand."""
-        (array, _), first = _place(side[0]), side[0]
-        indices = tuple(_place(x)[1] for x in side) * (self.count // len(side))
+        first = next(x for x in side if isinstance(x, Value))
+        array, _ = _place(first)
+        own = [_place(x)[1] if isinstance(x, Value) else None for x in side]
+        indices = self._continued(own, array)
+        indices *= self.count // len(side)
         reads = self.reads[array]
         if array >= self._states and indices not in reads:
             reads.append(indices)
@@ -176,6 +214,17 @@ class Lanes:
         text = f"{self._share(array, first.register, len(reads))}[{self.index(indices)}]"
         return self._line(first.register, text, 1, SHARING[0])
 
+    def _continued(self, indices: list[Any], array: int) -> tuple[int, ...]:
+        """Indices of an operand, also for lanes that may have any: evenly spaced, if they can."""
+        known = [(lane, index) for lane, index in enumerate(indices) if index is not None]
+        (lane, start), (other, end) = known[0], known[-1]
+        step = (end - start) // max(other - lane, 1)
+        found = [start + (k - lane) * step for k in range(len(indices))]
+        is_even = all(found[lane] == index for lane, index in known)
+        if not is_even or min(found) < 0 or max(found) >= self._sizes[array]:
+            found = _filled(indices)
+        return tuple(found)
+
     def _receive(self, value: Value) -> Known:
         """A value of one lane."""
         side = self._source[value]
@@ -183,7 +232,7 @@ class Lanes:
         is_new = side not in self._names
         name = self._share(side, value.register, 1)
         if is_new:
-            self.lines += [f"{name}[lane] = {text};", "TOGETHER"]
+            self.lines += [f"{name}[lane] = {text};", "MEET"]
         return self._line(value.register, f"{name}[{side.index(value)}]", 1, waits + SHARING[0])
 
     def _share(self, key: Side | int, register: str, slots: int) -> str:
@@ -192,19 +241,19 @@ class Lanes:
             self._names[key] = f"s{len(self._names)}"
             self.shared.append(f"{register} {self._names[key]}[{slots * self.count}];")
             self.instructions += SHARING[1]
-        return f"COMMON.{self._names[key]}"
+        return f"{self._name}.{self._names[key]}"
 
     def _sharing(self) -> list[str]:
         """The statements before a step: nothing is overwritten that another lane still reads."""
         stores = [
-            f"COMMON.{name}[{self.count * j} + lane] = r{k}_{j};"
+            f"{self._name}.{name}[{self.count * j} + lane] = r{k}_{j};"
             for k, name in self._names.items()
             if isinstance(k, int)
             for j in range(len(self.reads[k]))
         ]
         others = any(isinstance(key, tuple) for key in self._names)
-        before = ["TOGETHER"] * (bool(stores) != others)
-        return [*before, *stores, *(["TOGETHER"] if stores else [])]
+        before = ["MEET"] * (bool(stores) != others)
+        return [*before, *stores, *(["MEET"] if stores else [])]
 
 
 def chosen(texts: Sequence[str]) -> str:
@@ -218,7 +267,7 @@ def chosen(texts: Sequence[str]) -> str:
 NUMBER = ("number",)
 
 
-def _kind(entry: Entry) -> tuple[Any, ...]:
+def _kind(entry: Value | str) -> tuple[Any, ...]:
     """What entries have in common that one statement computes."""
     if isinstance(entry, str):
         return NUMBER
@@ -234,19 +283,30 @@ def _place(value: Value) -> tuple[int, int]:
 
 
 def _side(entries: Sequence[Entry]) -> Side:
-    """These entries, or the one that all of them are."""
-    return tuple(entries[:1] if len({*entries}) == 1 else entries)
+    """These entries, or the one that lanes have together."""
+    known = [x for x in entries if x is not None]
+    is_same = len({*known}) == 1 and (len(known) > 1 or isinstance(known[0], str))
+    return tuple(known[:1] if is_same or len(entries) == 1 else entries)
+
+
+def _kinds(side: Side) -> list[tuple[Any, ...]]:
+    return list(dict.fromkeys(_kind(x) for x in side if x is not None))
 
 
 def _parts(side: Side) -> list[Side]:
     """What a side is made of: its operands, or sides of one kind each."""
-    kinds = list(map(_kind, side))
-    if len(several := dict.fromkeys(kinds)) > 1:
-        firsts = {kind: side[kinds.index(kind)] for kind in several}
-        pairs = list(zip(side, kinds, strict=True))
-        return [_side([x if own == kind else firsts[kind] for x, own in pairs]) for kind in several]
-    operands = (() if isinstance(x, str) else x.operands for x in side)
+    if len(kinds := _kinds(side)) > 1:
+        return [_side([x if x and _kind(x) == kind else None for x in side]) for kind in kinds]
+    known = next(x for x in side if x is not None)
+    count = 0 if isinstance(known, str) else len(known.operands)
+    operands = [x.operands if isinstance(x, Value) else (None,) * count for x in side]
     return [_side(each) for each in zip(*operands, strict=True)]
+
+
+def _filled(entries: Sequence[Any]) -> list[Any]:
+    """The entries, with that of the lane before in place of None."""
+    last = next(x for x in entries if x is not None)
+    return [last := last if x is None else x for x in entries]
 
 
 def _number(side: Side) -> int:

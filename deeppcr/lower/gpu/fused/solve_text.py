@@ -2,13 +2,12 @@
 
 from string import Template
 
-# A host that runs all threads between two barriers one after another defines these otherwise.
+# A host on which threads of one process meet defines these otherwise.
 DEVICE = r"""
-#ifndef EACH
-#define EACH
-#define OWN struct thread own;
+#ifndef MEET
 #define SHARED __shared__ struct memory shared;
 #define GROUP (blockIdx.x / RANKS)
+#define MEET __syncwarp(((1u << LANES) - 1) << LANE / LANES * LANES);
 #define TOGETHER __syncwarp();
 #define WITHIN __syncthreads();
 #if RANKS > 1
@@ -36,237 +35,255 @@ TEXT = Template(r"""
 #define THREADS $threads
 #define RANKS $ranks
 #define SIDE $side
+#define LANES $lanes  // threads that have a row each; a single one has all
+#define ROWS (LANES > 1 ? 1 : WIDTH)
+#define ABREAST (SIDE * LANES)  // threads of the same steps
 #define WARPS (THREADS / 32)
 #define LENGTH $length
-#define SPAN (RANKS * THREADS / SIDE * STEPS)
-#define CHAIN (threadIdx.x % SIDE)
-#define POSITION (RANK * (THREADS / SIDE) + threadIdx.x / SIDE)
+#define SPAN (RANKS * THREADS / ABREAST * STEPS)
+#define CHAIN (threadIdx.x / LANES % SIDE)
+#define POSITION (RANK * (THREADS / ABREAST) + threadIdx.x / ABREAST)
 #define LANE (threadIdx.x % 32)
 #define WARP (threadIdx.x / 32)
+#define FIRST (threadIdx.x / LANES * LANES)
 #define STEP(k) (start + POSITION * STEPS + (k))
 #define CUT(l) ((l) < LENGTH ? (l) : LENGTH - 1)
 #define AT(l) $at
+#define ROW(r) (LANES > 1 ? lane < WIDTH ? lane : WIDTH - 1 : (r))
 // The state before the first step of a thread.
-#define BEFORE (threadIdx.x >= SIDE ? shared.edge[threadIdx.x - SIDE][i] \
-                : RANK ? REMOTE(RANK - 1)->edge[THREADS - SIDE + CHAIN][i] : shared.carry[CHAIN][i])
-$arrays
+#define BEFORE(i) (threadIdx.x >= ABREAST ? shared.edge[threadIdx.x / LANES - SIDE][i] \
+                   : RANK ? REMOTE(RANK - 1)->edge[THREADS / LANES - SIDE + CHAIN][i] \
+                   : shared.carry[CHAIN][i])
 #define EVALUATE(l, z, f) { const $index at = AT(l); $evaluate }
 #define LINEARISE(l, z, f, J) { const $index at = AT(l); $linearise }
 #define WRITE(l, f) { const $index at = AT(l); $write }
-#define ENTRIES(i) _Pragma("unroll") for (int i = 0; i < WIDTH; i++)
+#define EACH_ENTRY(i) _Pragma("unroll") for (int i = 0; i < WIDTH; i++)
+#define EACH_ROW(r) _Pragma("unroll") for (int r = 0; r < ROWS; r++)
 #define EACH_STEP(k) _Pragma("unroll") for (int k = 0; k < STEPS; k++)
-// An affine map, and what is known of the steps that it is made of.
-struct map { float A[WIDTH][WIDTH], b[WIDTH], size[WIDTH], residual, update; };
-struct thread {
-  $index offset[$offsets]; int example;
-  float s[STEPS][WIDTH], J[STEPS][WIDTH][WIDTH], b[STEPS][WIDTH], update;
-  struct map mine, other;
-};
+// Rows of an affine map, and what is known of the steps that it is made of.
+struct map { float A[ROWS][WIDTH], b[ROWS], size[ROWS], residual, update; };
+// What lanes share in a step.
+struct evaluated { $evaluated };
+struct linearised { $linearised };
 // Of a block: the maps of the threads up to each in its warp, and of the warps up to each.
 struct memory {
-  struct map scan[THREADS], total[SIDE * WARPS];
-  float carry[SIDE][WIDTH], usual[SIDE][WIDTH], edge[THREADS][WIDTH], last[SIDE][WIDTH];
+  struct map scan[THREADS], total[SIDE * WARPS * LANES];
+  float carry[SIDE][WIDTH], usual[SIDE][WIDTH], last[SIDE][WIDTH];
+  float edge[THREADS / LANES][WIDTH], of_lanes[THREADS];
+  struct evaluated of_evaluate[THREADS / LANES];
+  struct linearised of_linearise[THREADS / LANES];
 };
+#define evaluated shared.of_evaluate[threadIdx.x / LANES]
+#define linearised shared.of_linearise[threadIdx.x / LANES]
 $device
+#if WARPS * LANES > 32
+#define BETWEEN WITHIN
+#else
+#define BETWEEN TOGETHER
+#endif
 static __device__ __forceinline__ bool is_number(float x) { return x - x == 0.0f; }
-static __device__ __forceinline__ void apply(const struct map* map, float* z) {
-  float y[WIDTH];
-  ENTRIES(i) { y[i] = map->b[i]; ENTRIES(j) y[i] += map->A[i][j] * z[j]; }
-  ENTRIES(i) z[i] = y[i];
-}
-// The first map, after the second.
+// An entry that one of the lanes has, of which the first is given.
+#define ENTRY(maps, member, i) (LANES > 1 ? (maps)[LANES > 1 ? i : 0].member[0] : (maps)->member[i])
+// The map of all lanes, of which the first is given, before that of this one.
 static __device__ __forceinline__ void compose(struct map* map, const struct map* before) {
-  ENTRIES(i) {
+  EACH_ROW(r) {
     float row[WIDTH];
-    ENTRIES(j) { row[j] = 0.0f; ENTRIES(k) row[j] += map->A[i][k] * before->A[k][j]; }
-    ENTRIES(k) map->b[i] += map->A[i][k] * before->b[k];
-    ENTRIES(j) map->A[i][j] = row[j];
-    map->size[i] = fmaxf(map->size[i], before->size[i]);
+    EACH_ENTRY(j) row[j] = 0.0f;
+    EACH_ENTRY(i) {
+      EACH_ENTRY(j) row[j] += map->A[r][i] * ENTRY(before, A, i)[j];
+      map->b[r] += map->A[r][i] * ENTRY(before, b, i);
+    }
+    EACH_ENTRY(j) map->A[r][j] = row[j];
+    map->size[r] = fmaxf(map->size[r], before[threadIdx.x % LANES].size[r]);
   }
-  map->residual = fmaxf(map->residual, before->residual);
-  map->update = fmaxf(map->update, before->update);
+  map->residual = fmaxf(map->residual, before[threadIdx.x % LANES].residual);
+  map->update = fmaxf(map->update, before[threadIdx.x % LANES].update);
 }
 // Differences of ``x`` and ``y``, relative to a size.
 static __device__ __forceinline__ float relative(float x, float y, float size) {
   const float apart = fabsf(x - y);
   return x == y ? 0.0f : is_number(apart) ? apart / size : INFINITE;
 }
+// All entries of a vector, of which each lane has its rows.
+#define GATHER(own, all) { \
+  if (LANES > 1) { shared.of_lanes[threadIdx.x] = own[0]; MEET } \
+  EACH_ENTRY(j) all[j] = LANES > 1 ? shared.of_lanes[FIRST + j] : own[j]; \
+  if (LANES > 1) { MEET } \
+}
+// The map of all lanes, applied to ``z``.
+#define APPLY(maps, z) { \
+  float all[WIDTH]; \
+  GATHER(z, all) \
+  EACH_ROW(r) { \
+    z[r] = (maps)[lane].b[r]; \
+    EACH_ENTRY(j) z[r] += (maps)[lane].A[r][j] * all[j]; \
+  } \
+}
 extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointers) {
   SHARED
-  OWN
-  EACH {
-    int example = GROUP * SIDE + CHAIN;
-    if (example >= $examples) example = $examples - 1;
-    own.example = example;
-    $begin
-    if (threadIdx.x < SIDE) {
-      float* z = shared.carry[CHAIN];
-      $first
-      ENTRIES(i) shared.usual[CHAIN][i] = 0.0f;
-    }
+  const int lane = threadIdx.x % LANES;
+  int example = GROUP * SIDE + CHAIN;
+  if (example >= $examples) example = $examples - 1;
+  $begin
+  float z[ROWS], f[ROWS], update;
+  float s[STEPS][ROWS], J[STEPS][ROWS][WIDTH], b[STEPS][ROWS];  // of the steps of a thread
+  struct map mine;
+  if (threadIdx.x < ABREAST) {
+    $first
+    EACH_ROW(r) shared.carry[CHAIN][ROW(r)] = z[r], shared.usual[CHAIN][ROW(r)] = 0.0f;
   }
   BARRIER
   int iterations = 0, prefix = LENGTH;
   float worst = 0.0f;
   for ($index start = 0; start < LENGTH; start += SPAN) {
     // The guess: the step, applied to the state before the window.
-    EACH {
-      own.update = INFINITE;
-      EACH_STEP(k) {
-        EVALUATE(CUT(STEP(k)), shared.carry[CHAIN], own.s[k])
-        ENTRIES(i) if (!is_number(own.s[k][i])) own.s[k][i] = shared.carry[CHAIN][i];
-      }
+    update = INFINITE;
+    EACH_ROW(r) z[r] = shared.carry[CHAIN][ROW(r)];
+    EACH_STEP(k) {
+      EVALUATE(CUT(STEP(k)), z, s[k])
+      EACH_ROW(r) if (!is_number(s[k][r])) s[k][r] = z[r];
     }
     float least = INFINITE;
     int stood = 0;  // trips in which the residual has not halved
     bool is_right = false;
     for (int trip = 0; ; trip++) {
-      EACH { ENTRIES(i) shared.edge[threadIdx.x][i] = own.s[STEPS - 1][i]; }
+      EACH_ROW(r) shared.edge[threadIdx.x / LANES][ROW(r)] = s[STEPS - 1][r];
       BARRIER
       // The affine maps of the steps of a thread, composed.
-      EACH {
-        float z[WIDTH];
-        ENTRIES(i) {
-          z[i] = BEFORE;
-          ENTRIES(j) own.mine.A[i][j] = i == j;
-          own.mine.b[i] = own.mine.size[i] = 0.0f;
+      EACH_ROW(r) z[r] = BEFORE(ROW(r));
+      EACH_STEP(k) {
+        float all[WIDTH], common = 0.0f;
+        struct map step;
+        LINEARISE(CUT(STEP(k)), z, f, J[k])
+        EACH_ROW(r) {
+          const bool finite = STEP(k) < LENGTH && is_number(f[r]) && is_number(z[r]);
+          step.size[r] = finite ? fmaxf(fabsf(f[r]), fabsf(z[r])) : 0.0f;
         }
-        own.mine.residual = 0.0f, own.mine.update = own.update;
-        EACH_STEP(k) {
-          float f[WIDTH], common = 0.0f;
-          struct map step;
-          LINEARISE(CUT(STEP(k)), z, f, own.J[k])
-          ENTRIES(i) {
-            const bool finite = STEP(k) < LENGTH && is_number(f[i]) && is_number(z[i]);
-            step.size[i] = finite ? fmaxf(fabsf(f[i]), fabsf(z[i])) : 0.0f;
-            common = fmaxf(common, step.size[i]);
+        GATHER(step.size, all)
+        EACH_ENTRY(i) common = fmaxf(common, all[i]);
+        GATHER(z, all)
+        step.residual = 0.0f, step.update = k ? 0.0f : update;
+        EACH_ROW(r) {
+          const float size = fmaxf(step.size[r], fminf(shared.usual[CHAIN][ROW(r)], common));
+          const float residual = relative(f[r], s[k][r], size);
+          if (STEP(k) < LENGTH) step.residual = fmaxf(step.residual, residual);
+          step.b[r] = f[r];
+          EACH_ENTRY(j) {
+            step.A[r][j] = J[k][r][j];
+            step.b[r] -= J[k][r][j] * all[j];
           }
-          step.residual = step.update = 0.0f;
-          ENTRIES(i) {
-            const float size = fmaxf(step.size[i], fminf(shared.usual[CHAIN][i], common));
-            const float residual = relative(f[i], own.s[k][i], size);
-            if (STEP(k) < LENGTH) step.residual = fmaxf(step.residual, residual);
-            step.b[i] = f[i];
-            ENTRIES(j) {
-              step.A[i][j] = own.J[k][i][j];
-              step.b[i] -= own.J[k][i][j] * z[j];
-            }
-            own.b[k][i] = step.b[i];
-          }
-          compose(&step, &own.mine);
-          own.mine = step;
-          ENTRIES(i) z[i] = own.s[k][i];
+          b[k][r] = step.b[r];
         }
-        shared.scan[threadIdx.x] = own.mine;
+        if (k && LANES > 1) {
+          shared.scan[threadIdx.x] = mine;
+          MEET
+          compose(&step, shared.scan + FIRST);
+          MEET
+        } else if (k) {
+          compose(&step, &mine);
+        }
+        mine = step;
+        EACH_ROW(r) z[r] = s[k][r];
       }
+      shared.scan[threadIdx.x] = mine;
       TOGETHER
       // Those of the threads up to each: in its warp, then of the warps before, then of the blocks.
-      for (int d = SIDE; d < 32; d *= 2) {
-        EACH { if (LANE >= d) own.other = shared.scan[threadIdx.x - d]; }
+      for (int d = ABREAST; d < 32; d *= 2) {
+        if (LANE >= d) compose(&mine, shared.scan + FIRST - d);
         TOGETHER
-        EACH {
-          if (LANE >= d) { compose(&own.mine, &own.other); shared.scan[threadIdx.x] = own.mine; }
-        }
+        if (LANE >= d) shared.scan[threadIdx.x] = mine;
         TOGETHER
       }
-      EACH { if (LANE >= 32 - SIDE) shared.total[CHAIN * WARPS + WARP] = own.mine; }
+      if (LANE >= 32 - ABREAST) shared.total[(CHAIN * WARPS + WARP) * LANES + lane] = mine;
       WITHIN
       for (int d = 1; d < WARPS; d *= 2) {
-#define IS_LATER (threadIdx.x < SIDE * WARPS && threadIdx.x % WARPS >= d)
-        EACH {
-          if (IS_LATER) {
-            own.mine = shared.total[threadIdx.x], own.other = shared.total[threadIdx.x - d];
-          }
+        const bool is_later =
+            threadIdx.x < WARPS * ABREAST && threadIdx.x / LANES % WARPS >= d;
+        if (is_later) {
+          mine = shared.total[threadIdx.x];
+          compose(&mine, shared.total + FIRST - d * LANES);
         }
-        TOGETHER
-        EACH {
-          if (IS_LATER) { compose(&own.mine, &own.other); shared.total[threadIdx.x] = own.mine; }
-        }
-        TOGETHER
+        BETWEEN
+        if (is_later) shared.total[threadIdx.x] = mine;
+        BETWEEN
       }
       BARRIER
-      float residual = 0.0f, update = 0.0f;
+      float residual = 0.0f, largest = 0.0f;
       for (int r = 0; r < RANKS; r++) {
-        for (int c = 0; c < SIDE; c++) {
-          const struct map* map = &REMOTE(r)->total[c * WARPS + WARPS - 1];
-          residual = fmaxf(residual, map->residual), update = fmaxf(update, map->update);
+        for (int c = 0; c < ABREAST; c++) {
+          const int last = (c / LANES * WARPS + WARPS - 1) * LANES + c % LANES;
+          residual = fmaxf(residual, REMOTE(r)->total[last].residual);
+          largest = fmaxf(largest, REMOTE(r)->total[last].update);
         }
       }
-      const bool rests = trip && update <= $update;
+      const bool rests = trip && largest <= $update;
       stood = residual <= 0.5f * least ? 0 : stood + 1, least = fminf(least, residual);
       is_right = residual == 0.0f || rests && residual <= $residual;
       is_right = is_right || rests && stood >= 2 && residual <= $standing;
-      if (is_right || trip >= $iterations || update == 0.0f) {
+      if (is_right || trip >= $iterations || largest == 0.0f) {
         iterations += trip;
         if (is_right) worst = fmaxf(worst, residual);
         break;
       }
       // The state before each block, and the sizes that entries have anywhere in the window.
-      EACH {
-        if (threadIdx.x < SIDE) {
-          float z[WIDTH];
-          ENTRIES(i) z[i] = shared.carry[CHAIN][i];
-          for (int r = 0; r < RANKS; r++) {
-            const struct map* map = &REMOTE(r)->total[CHAIN * WARPS + WARPS - 1];
-            if (r < RANK) apply(map, z);
-            ENTRIES(i) shared.usual[CHAIN][i] = fmaxf(shared.usual[CHAIN][i], map->size[i]);
+      if (threadIdx.x < ABREAST) {
+        EACH_ROW(r) z[r] = shared.carry[CHAIN][ROW(r)];
+        for (int rank = 0; rank < RANKS; rank++) {
+          const struct map* maps = REMOTE(rank)->total + (CHAIN * WARPS + WARPS - 1) * LANES;
+          if (rank < RANK) APPLY(maps, z)
+          EACH_ROW(r) {
+            float* usual = &shared.usual[CHAIN][ROW(r)];
+            *usual = fmaxf(*usual, maps[lane].size[r]);
           }
-          ENTRIES(i) shared.last[CHAIN][i] = z[i];
         }
+        EACH_ROW(r) shared.last[CHAIN][ROW(r)] = z[r];
       }
       WITHIN
-      EACH {
-        float z[WIDTH];
-        ENTRIES(i) z[i] = shared.last[CHAIN][i];
-        if (WARP) apply(&shared.total[CHAIN * WARPS + WARP - 1], z);
-        if (LANE >= SIDE) apply(&shared.scan[threadIdx.x - SIDE], z);
-        own.update = 0.0f;
-        EACH_STEP(k) {
-          float next[WIDTH];
-          ENTRIES(i) { next[i] = own.b[k][i]; ENTRIES(j) next[i] += own.J[k][i][j] * z[j]; }
-          ENTRIES(i) {
-            z[i] = is_number(next[i]) ? next[i] : own.s[k][i];
-            const float size = fmaxf(fabsf(z[i]), shared.usual[CHAIN][i]);
-            const float update = relative(z[i], own.s[k][i], size);
-            if (STEP(k) < LENGTH) own.update = fmaxf(own.update, update);
-            own.s[k][i] = z[i];
-          }
+      EACH_ROW(r) z[r] = shared.last[CHAIN][ROW(r)];
+      if (WARP) APPLY(shared.total + (CHAIN * WARPS + WARP - 1) * LANES, z)
+      if (LANE >= ABREAST) APPLY(shared.scan + FIRST - ABREAST, z)
+      update = 0.0f;
+      EACH_STEP(k) {
+        float all[WIDTH];
+        GATHER(z, all)
+        EACH_ROW(r) {
+          float next = b[k][r];
+          EACH_ENTRY(j) next += J[k][r][j] * all[j];
+          z[r] = is_number(next) ? next : s[k][r];
+          const float size = fmaxf(fabsf(z[r]), shared.usual[CHAIN][ROW(r)]);
+          const float moved = relative(z[r], s[k][r], size);
+          if (STEP(k) < LENGTH) update = fmaxf(update, moved);
+          s[k][r] = z[r];
         }
       }
     }
     if (!is_right && start < prefix) prefix = start;
-    EACH {
-      float z[WIDTH], f[WIDTH];
-      if (is_right || POSITION == 0) ENTRIES(i) z[i] = BEFORE;
-      if (is_right) {
-        EACH_STEP(k) if (STEP(k) < LENGTH) {
-          EVALUATE(STEP(k), z, f)
-          WRITE(STEP(k), f)
-          ENTRIES(i) z[i] = own.s[k][i];
-        }
-      } else if (POSITION == 0) {
-        for ($index l = start; l < LENGTH && l < start + SPAN; l++) {
-          EVALUATE(l, z, f)
-          WRITE(l, f)
-          ENTRIES(i) z[i] = f[i];
-        }
+    if (is_right || POSITION == 0) EACH_ROW(r) z[r] = BEFORE(ROW(r));
+    if (is_right) {
+      EACH_STEP(k) if (STEP(k) < LENGTH) {
+        EVALUATE(STEP(k), z, f)
+        WRITE(STEP(k), f)
+        EACH_ROW(r) z[r] = s[k][r];
       }
-      if (POSITION == (is_right ? SPAN / STEPS - 1 : 0)) {
-        ENTRIES(i) shared.last[CHAIN][i] = f[i];
+    } else if (POSITION == 0) {
+      for ($index l = start; l < LENGTH && l < start + SPAN; l++) {
+        EVALUATE(l, z, f)
+        WRITE(l, f)
+        EACH_ROW(r) z[r] = f[r];
       }
     }
+    if (POSITION == (is_right ? SPAN / STEPS - 1 : 0)) {
+      EACH_ROW(r) shared.last[CHAIN][ROW(r)] = f[r];
+    }
     BARRIER
-    EACH {
-      if (threadIdx.x < SIDE) {
-        ENTRIES(i) shared.carry[CHAIN][i] = REMOTE(is_right ? RANKS - 1 : 0)->last[CHAIN][i];
-      }
+    if (threadIdx.x < ABREAST) {
+      const struct memory* last = REMOTE(is_right ? RANKS - 1 : 0);
+      EACH_ROW(r) shared.carry[CHAIN][ROW(r)] = last->last[CHAIN][ROW(r)];
     }
     BARRIER
   }
-  EACH {
-    if (POSITION == 0) {
-      counted[own.example] = iterations, reached[own.example] = prefix, left[own.example] = worst;
-    }
+  if (POSITION == 0) {
+    counted[example] = iterations, reached[example] = prefix, left[example] = worst;
   }
 }
 """)

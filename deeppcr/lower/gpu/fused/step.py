@@ -167,7 +167,7 @@ class FusedStep:
         """The statements of each thread."""
         texts = [[f"{j} {k}" for k in range(size)] for j, size in enumerate(self._sizes)]
         code, tables = self.code(texts, self.lanes)
-        return Lanes(code, tables, self.states, self.lanes, MOST)
+        return Lanes(code, tables, self.states, self.lanes, MOST, "common")
 
     @property
     def whole(self) -> Program:
@@ -221,8 +221,12 @@ class FusedStep:
 
         ``texts``: expressions of the entries of each operand; ``threads``: that share them.
         """
-        code = Code(MOST if threads == 1 else MOST_OF_ALL, threads)
+        code = self.written_by(threads)
         return code, self.written(evaluate(self.program, self.tables(code, texts), code))
+
+    def written_by(self, threads: int) -> Code:
+        """What will have the statements of a step that so many threads share."""
+        return Code(MOST if threads == 1 else MOST_OF_ALL, threads)
 
     def tables(self, code: Code, texts: Sequence[Sequence[str]]) -> list[Entries]:
         """The operands of a step, read at its start: see `code`."""

@@ -4,10 +4,12 @@ A block of threads computes an example, or some side by side, window after windo
 few examples, a cluster of blocks, which read each other's shared memory. A thread linearises a few
 steps, and composes the affine maps that it finds. A prefix scan over the threads, first in each
 warp, then over the warps and the blocks, turns them into the next states. So it goes on until the
-steps reproduce the states. A window that does not get there is computed step by step.
+steps reproduce the states. A window that does not get there is computed step by step. Of wider
+states some threads, called lanes, share a step and have a row of its Jacobian each.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -15,21 +17,25 @@ import numpy as np
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.jacobian import linearised
 from deeppcr.lower.gpu.fused.kernel import Kernel
+from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.memory import Array, assigned, block, example_indices, index_type
 from deeppcr.lower.gpu.fused.operations import CannotFuse, spelled
 from deeppcr.lower.gpu.fused.solve_text import DEVICE, TEXT
-from deeppcr.lower.gpu.fused.step import WARP, FusedStep
+from deeppcr.lower.gpu.fused.step import MOST, WARP, FusedStep
 
 # Threads of a block, and steps of each at most, by the entries of a state: what registers and
-# shared memory hold, but for 32 bytes to 1 KB of a thread for 8 entries. Not yet timed on a device.
-SIZES = {1: (512, 8), 2: (512, 4), 3: (256, 4), 4: (256, 2)} | dict.fromkeys(range(5, 9), (128, 1))
+# shared memory hold. Not yet timed on a device.
+SIZES = {1: (512, 8), 2: (512, 4), 3: (256, 4), 4: (256, 2)}
+SIZES |= dict.fromkeys(range(5, 9), (512, 2)) | dict.fromkeys(range(9, 17), (256, 2))
+ALONE = 4  # entries of a state, up to which a thread has all rows of the Jacobian
 SIDE, MANY = 8, 1024  # examples side by side, from so many of one entry on: a sector of memory
-PROGRAM = 4096  # instructions of the steps of a thread
+PROGRAM = 8192  # instructions of the steps of a thread
 TRIP, FEWEST = 64, 12  # steps that a loop takes in the time of an iteration; the least budget
 # Windows one after another, of 4 us each, up to which a kernel is faster than those of XLA, which
 # take 30 to 130 us for an iteration (GRUs of 1 to 4 units on an H100; jax 0.11.2).
 MOST_ROUNDS = 8
 PROCESSORS = 128  # that work at the same time, about as many as a large GPU has
+COUNTED = "int* counted", "int* reached", "float* left"  # of each chain
 EPS = float(np.finfo(np.float32).eps)
 
 
@@ -55,6 +61,7 @@ class Grid(NamedTuple):
     """How a kernel divides its work.
 
     Attributes:
+        lanes: threads that share a step.
         side: examples side by side.
         groups: of so many examples.
         ranks: blocks that work on a group.
@@ -62,6 +69,7 @@ class Grid(NamedTuple):
         steps: of a thread, in a window.
     """
 
+    lanes: int
     side: int
     groups: int
     ranks: int
@@ -77,26 +85,33 @@ class Grid(NamedTuple):
         """
         if step.width not in SIZES:
             raise CannotFuse(f"a state has {step.width} entries, of at most {max(SIZES)}")
-        side = SIDE if step.width == 1 and step.count >= MANY else 1
+        lanes, side = lanes_of(step), SIDE if step.width == 1 and step.count >= MANY else 1
         groups, (threads, most) = -(-step.count // side), SIZES[step.width]
-        while threads > WARP and threads // side >= 2 * length:
+        abreast = side * lanes
+        while threads > WARP and threads // abreast >= 2 * length:
             threads //= 2
         ranks = 1
         while 2 * ranks <= cluster and 2 * ranks * groups <= PROCESSORS:
-            if ranks * threads // side >= length:
+            if ranks * threads // abreast >= length:
                 break
             ranks *= 2
-        steps = min(most, PROGRAM // max(instructions, 1), -(-length * side // (ranks * threads)))
-        return cls(side, groups, ranks, threads, max(1, steps))
+        needed = -(-length * abreast // (ranks * threads))
+        steps = min(most, PROGRAM // max(instructions, 1), needed)
+        return cls(lanes, side, groups, ranks, threads, max(1, steps))
 
     @property
     def span(self) -> int:
         """The steps of a window."""
-        return self.ranks * self.threads // self.side * self.steps
+        return self.ranks * self.threads // (self.lanes * self.side) * self.steps
 
     def rounds(self, length: int) -> int:
         """The windows that one processor works on, one after another."""
         return -(-length // self.span) * -(-self.groups * self.ranks // PROCESSORS)
+
+
+def lanes_of(step: FusedStep) -> int:
+    """The threads that share a step."""
+    return 1 if step.width <= ALONE else 1 << (step.width - 1).bit_length()
 
 
 def kernel_of(
@@ -114,57 +129,57 @@ def kernel_of(
     """
     operands = [Array.of(f"a{k}", *each) for k, each in enumerate(step.operands)]
     results = [Array.of(f"y{k}", *each) for k, each in enumerate(step.results[step.states :])]
-    end, middle = step.states, step.states + step.inputs
-    width = step.width
-    if any(x.type.store != "{}" for x in operands[:end]):
+    states, width = operands[: step.states], step.width
+    if width not in SIZES:
+        raise CannotFuse(f"a state has {width} entries, of at most {max(SIZES)}")
+    if any(x.type.store != "{}" for x in states):
         raise CannotFuse("a state is shorter than float32")
-    entries = [f"(z)[{k}]" for k in range(width)]
-    texts, rest = [], entries
-    for x in operands[:end]:
-        texts.append(rest[: len(x.places)])
-        rest = rest[len(x.places) :]
-    texts += [x.loads(True) for x in operands[end:middle]]
-    texts += [x.loads(False) for x in operands[middle:]]
-    code, own, values, tangents = linearised(step, texts)
-    after = [f"(f)[{k}]" for k in range(width)]
-    assign = assigned(after, list(map(spelled, values)))
-    evaluate, linearise = code.lines[:own] + assign, code.lines + assign
-    for j, column in enumerate(tangents):
-        linearise += assigned([f"(J)[{i}][{j}]" for i in range(width)], list(map(spelled, column)))
+    count, rest = lanes_of(step), iter(range(width))
+    texts = [[f"0 {next(rest)}" for _ in x.places] for x in states]
+    others = operands[step.states :]
+    texts += [[f"{j} {k}" for k in range(len(x.places))] for j, x in enumerate(others, 1)]
+    code, values, columns = linearised(step, texts, count)
+    lanes = Lanes(code, [values], 1, count, MOST, "evaluated")
+    both = Lanes(code, [values, *columns], 1, count, MOST, "linearised")
 
-    grid = Grid.of(step, length, cluster, code.instructions)
+    grid = Grid.of(step, length, cluster, both.instructions)
     if grid.rounds(length) > MOST_ROUNDS:
         raise CannotFuse("there are more windows than a kernel gains from")
     used = [x for x in operands if x.places]
     index = index_type(length, used + results)
-    arrays, begin = [], example_indices(step, index)
-    for k, x in enumerate(used + results):
-        arrays.append(f"#define {x.name} (in_{x.name} + own.offset[{k}])")
-        moves = [f"e{axis} * {n}" for axis, n in enumerate(x.examples) if n]
-        begin.append(f"own.offset[{k}] = {' + '.join(moves) or 0};")
-    pointers = [x.pointer("const ") for x in used] + [y.pointer() for y in results]
-    pointers = [text.replace("__restrict__ ", "__restrict__ in_") for text in pointers]
-    written, begun = iter(after), iter(entries)
+    begin = example_indices(step, index)
+    begin += [x.begin("const ") for x in used] + [y.begin() for y in results]
+
+    def statements(lanes: Lanes) -> list[str]:
+        """Of a step, or of its Jacobian, too."""
+        slots = range(len(lanes.reads[0]))
+        lines = [f"const float r0_{r} = (z)[{r}];" for r in slots]
+        for j, x in enumerate(others, 1):
+            texts = x.side_by_side(lanes.reads[j], lanes).loads(j <= step.inputs)
+            lines += [f"const {x.type.register} r{j}_{k} = {y};" for k, y in enumerate(texts)]
+        lines += lanes.lines + assigned([f"(f)[{r}]" for r in slots], lanes.results[0])
+        for j, column in enumerate(lanes.results[1:]):
+            lines += assigned([f"(J)[{r}][{j}]" for r in slots], column)
+        return lines
+
     text = TEXT.substitute(
         width=width,
         **grid._asdict(),
         cluster=f"__cluster_dims__({grid.ranks}, 1, 1)" if grid.ranks > 1 else "",
         device=DEVICE,
         length=length,
-        arrays="\n".join(arrays),
-        evaluate=block([evaluate]),
-        linearise=block([linearise]),
-        write=block(y.writes([next(written) for _ in y.places], True) for y in results),
+        evaluated=" ".join(lanes.shared),
+        linearised=" ".join(both.shared),
+        evaluate=block([statements(lanes)]),
+        linearise=block([statements(both)]),
+        write=block([_of_rows(results, lanes, lambda y, f: y.writes(f, True), "(f)")]),
         index=index,
-        offsets=len(arrays),
-        pointers=", ".join([*pointers, "int* counted", "int* reached", "float* left"]),
-        examples=step.count,
-        begin="\n    ".join(begin),
-        first="\n      ".join(
-            line
-            for x in operands[:end]
-            for line in assigned([next(begun) for _ in x.places], x.loads(False))
+        pointers=", ".join(
+            [*(x.pointer("const ") for x in used), *(y.pointer() for y in results), *COUNTED]
         ),
+        examples=step.count,
+        first="\n    ".join(_of_rows(states, lanes, lambda x, z: assigned(z, x.loads(False)), "z")),
+        begin="\n  ".join([*begin, *lanes.begin, *both.begin]),
         at="(LENGTH - 1 - (l))" if reverse else "(l)",
         **{
             name: spelled(np.float32(getattr(criterion, name)))
@@ -173,3 +188,24 @@ def kernel_of(
         iterations=min(criterion.iterations, max(FEWEST, grid.span // TRIP)),
     )
     return Kernel(FUNCTIONS + text, grid.groups * grid.ranks, grid.threads, grid.ranks)
+
+
+def _of_rows(
+    arrays: Sequence[Array],
+    lanes: Lanes,
+    statements: Callable[[Array, list[str]], list[str]],
+    name: str,
+) -> list[str]:
+    """Statements of arrays whose entries are rows of a vector, of which each lane has some."""
+    lines, start = [], 0
+    for k, x in enumerate(arrays):
+        end = start + len(x.places)
+        if lanes.count == 1:
+            lines += statements(x, [f"{name}[{r}]" for r in range(start, end)])
+        else:
+            own = [min(max(lane, start), end - 1) - start for lane in range(lanes.count)]
+            cases = [f"lane >= {start}"] * (start > 0) + [f"lane < {end}"] * (k + 1 < len(arrays))
+            (line,) = statements(x.side_by_side([own], lanes), [f"{name}[0]"])
+            lines.append(f"if ({' && '.join(cases)}) {line}" if cases else line)
+        start = end
+    return lines
