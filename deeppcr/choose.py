@@ -50,6 +50,7 @@ STEP, INSTRUCTION = 50e-9, 0.57e-9  # of a loop in one kernel: Van der Pol 67 ns
 ROUND = 4e-6  # of a solver: GRU, 1 unit, L = 1e5: 4.2 for each of 4 * 17
 # Bytes a second of Jacobian blocks: GRU, 4 units, 64 chains of 16384 steps: 1.4; of 1 unit: 2.5.
 TRAFFIC, OF_NUMBERS = 1.5e12, 3e12
+NARROW = 8  # entries of a block, up to which the rounds of PCR were measured
 # The share of a loop's time that a kernel or Newton's method may take: nothing is known that well.
 MARGIN = 0.8
 UNROLL = 16  # steps of a loop in one CUDA graph
@@ -258,7 +259,8 @@ def solve_seconds(chain: TracedChain) -> float:
     blocks = chain.length * exact_linearization(step, layout).bytes_per_step(step, layout)
     vectors = chain.length * entries * layout.dtype.itemsize
     rounds = math.ceil(math.log2(max(2, chain.length)))
-    if pcr_suits(size, chain.length * entries):  # every round reads two of each, and writes one
+    if size <= NARROW or pcr_suits(size, chain.length * entries):
+        # Every round reads two of each, and writes one.
         rate = OF_NUMBERS if size == 1 else TRAFFIC
         return rounds * (ROUND + 3 * (blocks + vectors) / rate / chain.axis.size)
     # Cyclic reduction: there and back, on half as many blocks each time.

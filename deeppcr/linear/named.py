@@ -33,10 +33,10 @@ class Auto(LinearSolver):
 
 
 FEW_STEPS = 4  # chains up to this length are solved step by step
-NARROW = 8
 # Multiplications of a round that a GPU does in the time of the kernels which the round saves,
-# estimated from published figures.
-FEW_PRODUCTS = 5e7
+# estimated from published figures; and the size of blocks which it multiplies in the time that it
+# takes to read them.
+FEW_PRODUCTS, NARROW = 5e7, 16
 
 SOLVERS: dict[str, LinearSolver] = {
     "auto": Auto(),
@@ -75,12 +75,13 @@ def choose_solver(blocks: Blocks) -> LinearSolver:
     if not target().launches or blocks.length <= FEW_STEPS:
         return Recurrence()
     # PCR has the fewest rounds, and a round has the fewest kernels, but it does log2 L times the
-    # work. Only narrow blocks and short chains can afford that. The block size decides: many narrow
-    # blocks on the diagonal are a batch.
+    # work. Only few and narrow blocks can afford that: those of 8 x 256 separate entries and 2048
+    # steps move 453 MB in PCR, 184 in cyclic reduction; 4 x 4, 64 chains of 16384 steps: 5.2 GB
+    # and 0.45 (as XLA compiles them for an H200, jax 0.10.2).
     suits = pcr_suits(blocks.block_size, math.prod(blocks.vector_shape))
     return ParallelCyclicReduction() if suits else CyclicReduction()
 
 
 def pcr_suits(block_size: int, entries: int) -> bool:
     """Whether PCR suits blocks of this size, for vectors of so many entries in all."""
-    return block_size <= NARROW or entries * block_size**2 <= FEW_PRODUCTS
+    return entries * block_size * max(block_size, NARROW) <= FEW_PRODUCTS

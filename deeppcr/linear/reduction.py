@@ -137,8 +137,10 @@ def _reduce(maps: Maps, along: Along) -> Array:
     if length == 1:
         return maps[1]
     even, odd = along.halves(maps)
-    # The last even step of a chain of odd length has no successor.
-    y_odd = _reduce(after(odd, along.first(even, length // 2)), along)
+    # The last even step of a chain of odd length has no successor. Without the barrier XLA for GPU
+    # computes the maps of several rounds from those of the first, and reads these in each of them.
+    half = lax.optimization_barrier(after(odd, along.first(even, length // 2)))
+    y_odd = _reduce(half, along)
 
     blocks, b = even
     zero = jnp.zeros_like(along.first(b, 1))

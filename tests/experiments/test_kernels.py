@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import pytest
 
+from deeppcr.linear import CyclicReduction, Diagonals
 from deeppcr.loops import FALLBACK
 from experiments import mlp
 from experiments.bench.costs import is_fallback
@@ -192,3 +193,11 @@ def test_an_iteration_takes_few_kernels(make, most):
     solves = [thunk for thunk in program.thunks if thunk.kind == "kCustomKernel"]
     assert solves or 0 < program.trip(lambda name: not is_fallback(name)) <= most
     assert len(solves) <= 1
+
+
+def test_a_round_of_cyclic_reduction_reads_the_blocks_of_the_last():
+    found, blocks = target_or_skip("H200"), jax.ShapeDtypeStruct((2048, 8, 256), "float32")
+    solve = lambda a, b: CyclicReduction().solve_unguarded(Diagonals(a), b)  # noqa: E731
+    text = found.lower(solve, blocks, blocks).compile().as_text()
+    kernels_of = [line for line in text.partition("ENTRY")[2].splitlines() if "fusion(" in line]
+    assert sum("%arguments_0_" in line for line in kernels_of) == 2  # the first, and the last

@@ -183,24 +183,15 @@ def wide_blocks(count, size):
 @pytest.mark.parametrize(
     ("blocks", "solver", "chunks"),
     [
-        (problem("matrices", 64, (), 4)[0], ParallelCyclicReduction(), 16),
-        (problem("matrices", 64, (), 32)[0], ParallelCyclicReduction(), 4),
-        (problem("matrices", 64, (), 128)[0], CyclicReduction(), 4),
-        (problem("diagonals", 64, (), 32)[0], ParallelCyclicReduction(), 16),
-        (Scalars(jnp.ones(64), (), 32), ParallelCyclicReduction(), 16),
-        (wide_blocks(16, 2), ParallelCyclicReduction(), 16),
-        (wide_blocks(2, 16), ParallelCyclicReduction(), 32),
-        (wide_blocks(2, 128), CyclicReduction(), 4),
-    ],
-    ids=[
-        "small",
-        "wide and short",
-        "wide",
-        "diagonal",
-        "scalar",
-        "many small blocks",
-        "few blocks",
-        "few wide blocks",
+        pytest.param(problem("matrices", 64, (), 4)[0], ParallelCyclicReduction(), 16, id="small"),
+        pytest.param(problem("matrices", 64, (), 32)[0], ParallelCyclicReduction(), 4, id="short"),
+        pytest.param(problem("matrices", 64, (), 128)[0], CyclicReduction(), 4, id="wide"),
+        pytest.param(problem("diagonals", 64, (), 32)[0], ParallelCyclicReduction(), 16, id="diag"),
+        pytest.param(Scalars(jnp.ones(64), (), 32), ParallelCyclicReduction(), 16, id="scalar"),
+        pytest.param(Scalars(jnp.ones(64), (8,), 8192), CyclicReduction(), 16, id="large"),
+        pytest.param(wide_blocks(16, 2), ParallelCyclicReduction(), 16, id="many small"),
+        pytest.param(wide_blocks(2, 16), ParallelCyclicReduction(), 32, id="few"),
+        pytest.param(wide_blocks(2, 128), CyclicReduction(), 4, id="few wide"),
     ],
 )
 def test_what_is_chosen_depends_on_how_many_products_a_round_takes(blocks, solver, chunks):
