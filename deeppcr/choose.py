@@ -8,7 +8,8 @@
 - On an accelerator: the least of three times, in seconds. A loop launches some kernels in each
   step. One kernel runs all steps, and takes as long as its instructions. Newton's method takes some
   iterations, each a few launches for each of the log2 L rounds of its solver, and the traffic of
-  its Jacobian blocks. So it is for long chains, few of them, and small blocks.
+  its Jacobian blocks. So it is for long chains, few of them, and small blocks. Picard iteration has
+  no blocks: it is for residual layers whose program says that they are small.
 
 `deeppcr.plan` prints what the rule takes and why, and `deeppcr.tune` measures.
 """
@@ -22,17 +23,17 @@ from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
-from deeppcr.linear.named import FEW_STEPS, pcr_suits
+from deeppcr.linear.named import FEW_PRODUCTS, FEW_STEPS, pcr_suits
 from deeppcr.linearize import exact_linearization
 from deeppcr.lower import CannotFuse, compiled_for, platforms
 from deeppcr.newton import Newton
-from deeppcr.newton.convergence import USUAL
+from deeppcr.newton.convergence import QUASI, USUAL
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.guess import Guess
 from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential, kernel_of
 from deeppcr.structure import find_structure
-from depth.counts import contracted, matrices
+from depth.counts import contracted, matrices, nbytes
 from depth.jaxprs import equations, is_literal, moved_by
 
 # Operations of the products of a step, from which on a CPU leaves its derivative to jax: GRU, 64
@@ -51,6 +52,7 @@ ROUND = 4e-6  # of a solver: GRU, 1 unit, L = 1e5: 4.2 for each of 4 * 17
 # Bytes a second of Jacobian blocks: GRU, 4 units, 64 chains of 16384 steps: 1.4; of 1 unit: 2.5.
 TRAFFIC, OF_NUMBERS = 1.5e12, 3e12
 NARROW = 8  # entries of a block, up to which the rounds of PCR were measured
+ROUNDED = 1e-3  # of a number in a program, in whatever dtype
 # The share of a loop's time that a kernel or Newton's method may take: nothing is known that well.
 MARGIN = 0.8
 UNROLL = 16  # steps of a loop in one CUDA graph
@@ -168,10 +170,10 @@ def always_loops(method: Any, adjoint: Any) -> bool:
     return (method, adjoint) == ("auto", "auto") and platforms() == ("cpu",)
 
 
-def choose_method(chain: TracedChain, platform: str, iterations: int = USUAL) -> Choice:
+def choose_method(chain: TracedChain, platform: str, iterations: int | None = None) -> Choice:
     """The method that computes the states of ``chain``: see the rule above.
 
-    ``iterations``: of Newton's method.
+    ``iterations``: of the parallel method; None for what is usual.
     """
     if chain.obstacle:
         return Choice(Sequential(), {}, f"runs as jax.lax.scan, since {chain.obstacle.reason}")
@@ -183,11 +185,15 @@ def choose_method(chain: TracedChain, platform: str, iterations: int = USUAL) ->
     methods: dict[str, Method] = {"loop": Sequential(unroll=min(UNROLL, length) if is_small else 1)}
     if kernel := kernel_seconds(chain, platform):
         times["kernel"], methods["kernel"] = kernel, Sequential(fused=True)
-    if length > FEW_STEPS and not step.not_differentiable:
-        each = solve_seconds(chain)
-        most = max(1, int(min(times.values()) / each))
-        times["newton"] = iterations * each
-        methods["newton"] = Newton(damping=None, max_iterations=most)
+    loop = min(times.values())
+    parallel = {"newton": ("auto", solve_seconds(chain), USUAL)}
+    if is_small_residual(chain):
+        parallel["picard"] = ("identity", picard_seconds(chain), QUASI * USUAL)
+    for name, (linearize, each, usual) in parallel.items():
+        if length > FEW_STEPS and (name == "picard" or not step.not_differentiable):
+            most = max(1, int(loop / each))
+            times[name] = (iterations or usual) * each
+            methods[name] = Newton(linearize=linearize, damping=None, max_iterations=most)
     best = "loop"
     for name in times:
         if CALL + times[name] <= MARGIN * (CALL + times[best]):
@@ -231,10 +237,11 @@ def products_of(chain: TracedChain) -> int:
 def has_layers(chain: TracedChain) -> bool:
     """Whether a step multiplies its state by weights of its own, as a layer does."""
     program, states = chain.step.jaxpr, chain.step.states
-    own, moved = set(program.invars[states:]), moved_by(program, program.invars[:states])
+    moved = moved_by(program, program.invars[:states])
+    own = moved_by(program, program.invars[states:]) - moved
     products = (each.invars for each in program.eqns if each.primitive.name == "dot_general")
     variables = ({atom for atom in each if not is_literal(atom)} for each in products)
-    return any(each & moved and each & own - moved for each in variables)
+    return any(each & moved and each & own for each in variables)
 
 
 def kernel_seconds(chain: TracedChain, platform: str) -> float | None:
@@ -265,6 +272,45 @@ def solve_seconds(chain: TracedChain) -> float:
         return rounds * (ROUND + 3 * (blocks + vectors) / rate / chain.axis.size)
     # Cyclic reduction: there and back, on half as many blocks each time.
     return 2 * rounds * ROUND + 10 * blocks / TRAFFIC / chain.axis.size
+
+
+def is_small_residual(chain: TracedChain) -> bool:
+    """Whether steps are layers z + s f(z) whose program has a number s, of at most 1 / sqrt(L).
+
+    Then all L changes together are of order one (Hayou et al., *Stable ResNet*, 2021), and the
+    iterations of Picard's method do not depend on L: 8 for s = 0.5 / sqrt(L), 11 to 16 for
+    1 / sqrt(L), 13 to 22 for twice that or twice the variance of weights; 23 to more than 200 for
+    s = 1 (layers of tanh, relu and normalised gelu, L = 64 to 1024; blocks of convolutions).
+    """
+    program, states = chain.step.jaxpr, chain.step.states
+    made = {end: each for each in program.eqns for end in each.outvars}
+
+    def operands(name: str, result: Any) -> list[Any]:
+        by = None if is_literal(result) else made.get(result)
+        return list(by.invars) if by and by.primitive.name == name else []
+
+    def scale(state: Any, end: Any) -> float:
+        added = operands("add", end)
+        if state not in added:
+            return math.inf
+        change = added[added[0] is state]
+        found = [float(x.val) for x in operands("mul", change) if is_literal(x)]
+        found += [1 / float(x.val) for x in operands("div", change)[1:] if is_literal(x) and x.val]
+        return abs(found[0]) if found else math.inf
+
+    pairs = zip(program.invars[:states], program.outvars[:states], strict=True)
+    most = max(scale(*pair) for pair in pairs) * math.sqrt(chain.length)
+    return most <= 1 + ROUNDED and has_layers(chain)
+
+
+def picard_seconds(chain: TracedChain) -> float:
+    """Of one Picard iteration: a sum along the chain, and all steps at once."""
+    layout, length = chain.layout, chain.length
+    vectors = length * layout.batch_size * layout.width * layout.dtype.itemsize
+    rounds = math.ceil(math.log2(max(2, length)))
+    traffic = (6 * rounds * vectors + sum(map(nbytes, chain.inputs))) / OF_NUMBERS
+    products = length * products_of(chain) / 2 / FEW_PRODUCTS
+    return ROUND * (rounds + products / chain.axis.size) + traffic / chain.axis.size
 
 
 def left_to_jax(chain: TracedChain) -> str:

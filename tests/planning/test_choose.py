@@ -13,10 +13,12 @@ import deeppcr
 from deeppcr import Newton, Sequential
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.chain.chain import trace_chain
-from deeppcr.choose import choose_adjoint, choose_method
+from deeppcr.choose import choose_adjoint, choose_method, loop_seconds, picard_seconds
 from deeppcr.lower.variants import compiled_for
 from deeppcr.newton.convergence import USUAL
 from experiments.models import zoo
+from experiments.resnet import network
+from experiments.resnet import run as resnet
 
 RESULTS = Path(__file__).parents[2] / "experiments/results"
 SHAPE = jax.ShapeDtypeStruct
@@ -129,6 +131,55 @@ def test_on_a_gpu_the_products_of_large_batches_leave_the_gradient_to_the_loop()
         assert choose_adjoint(of_zoo(*case), None, "cuda").option == expected, case
 
 
+def blocks(step, length, size=48):
+    """Layers of residual blocks, a batch of 16."""
+    weights = SHAPE((length, size, size), "float32")
+    return traced(lambda z, w: (step(z, w), None), SHAPE((16, size), "float32"), weights, length, 1)
+
+
+def test_on_a_gpu_small_residual_blocks_take_the_fastest_that_was_measured():
+    times = {row["program"]: row["ms"] for row in rows("nvidia-h100-80gb-hbm3/resnet", "times")}
+    shape, length = network.Shape(1024), 1024
+    layers = jax.tree.map(
+        lambda x: SHAPE(x.shape, x.dtype),
+        jax.eval_shape(lambda: network.initial(shape, 64).params["blocks"]),
+    )
+    state = SHAPE((resnet.BATCH, shape.side, shape.side, shape.channels), "float32")
+    step = network.block(shape)
+    chain = traced(lambda z, w: (step(z, w), None), state, layers, length, 1)
+    method, adjoint = choose_method(chain, "cuda").option, choose_adjoint(chain, None, "cuda")
+    assert (method.linearize, adjoint.option) == ("identity", Adjoint())
+    assert times["identity / dense"] == min(times.values())
+    # Iterations that do not converge cost no more than the loop.
+    assert method.max_iterations * picard_seconds(chain) <= loop_seconds(chain)
+
+
+@pytest.mark.parametrize(
+    ("step", "tried"),
+    {
+        "by a factor": (lambda z, w: z + 2048**-0.5 * jnp.tanh(z @ w), True),
+        "over a number": (lambda z, w: jnp.tanh(z @ w) / 2048 + z, True),
+        "too large": (lambda z, w: z + 0.03 * jnp.tanh(z @ w), False),
+        "of no known size": (lambda z, w: z + jnp.tanh(z @ w), False),
+        "of a scaled state": (lambda z, w: 0.5 * z + jnp.tanh(z @ w) / 2048, False),
+        "divided": (lambda z, w: z + 0.001 / (2 + jnp.tanh(z @ w)), False),
+        "a number": (lambda z, w: z + 0.001, False),
+        "without weights": (lambda z, w: z + 0.001 * jnp.sin(z), False),
+    }.values(),
+)
+def test_picard_iteration_is_for_layers_whose_program_says_that_they_are_small(step, tried):
+    chain = blocks(step, 2048)
+    choice = choose_method(chain, "cuda")
+    assert ("picard" in choice.seconds) == tried
+    assert (getattr(choice.option, "linearize", "") == "identity") == tried
+    assert "picard" not in choose_method(chain, "cpu").seconds
+
+
+def test_wide_residual_layers_are_left_to_the_loop():
+    chain = blocks(lambda z, w: z + jnp.tanh(z @ w) / 1024, 1024, 1024)
+    assert choose_method(chain, "cuda").option == Sequential(unroll=16)
+
+
 def test_newton_stops_when_it_has_taken_the_time_of_the_loop():
     chain = of_zoo("gru", 4, 10000, 8)
     method = choose_method(chain, "tpu")
@@ -138,10 +189,9 @@ def test_newton_stops_when_it_has_taken_the_time_of_the_loop():
     assert choose_method(of_zoo("gru", 32, 64, 1), "cuda").option == Sequential(unroll=16)
 
 
-def rows():
-    path = RESULTS / "cpu/decide.jsonl"
-    found = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [row for row in found if row.get("part") == "regret"]
+def rows(name, part):
+    text = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8")
+    return [row for row in map(json.loads, text.splitlines()) if row.get("part") == part]
 
 
 ON_CPU = {Backpropagation(): "sequential / backprop", Autodiff(): "sequential / autodiff"}
@@ -150,7 +200,7 @@ ON_CPU = {Backpropagation(): "sequential / backprop", Autodiff(): "sequential / 
 @pytest.mark.parametrize("direction", ["forward", "gradient"])
 def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction):
     to_best, to_loops = [], []
-    for row in (row for row in rows() if row["direction"] == direction):
+    for row in (row for row in rows("cpu/decide", "regret") if row["direction"] == direction):
         chain = of_zoo(row["kind"], row["w"], row["L"], row["batch"])
         assert choose_method(chain, "cpu").option == Sequential()
         name = "sequential"
