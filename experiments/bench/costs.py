@@ -40,14 +40,15 @@ def analyze(
         run: a program.
         arguments: of it.
         trips: iterations, and trips of all loops of unknown length but those that are expected to
-            make none, such as a trust region; None for what is expected.
+            make one or none, such as a trust region; None for what is expected.
         rest: trips of the sequential fallbacks; None for as many as the others.
     """
     jaxpr = jax.make_jaxpr(run)(*arguments)
     found, unproven = analyze_loops(jaxpr)
-    none = {loop.key for loop in unproven if loop.expected and not loop.expected.trips}
-    none |= {loops.CORRECTION, loops.REPAIR}
-    known = {loop.key: 0 if loop.key in none else trips for loop in unproven}
+    few = {loop.key: loop.expected.trips for loop in unproven if loop.expected}
+    few = {key: count for key, count in few.items() if count <= 1}
+    few |= dict.fromkeys((loops.CORRECTION, loops.REPAIR), 0)
+    known = {loop.key: few.get(loop.key, trips) for loop in unproven}
     if loops.FALLBACK in known:
         known[loops.FALLBACK] = trips if rest is None else rest
     given = {key: count for key, count in known.items() if count is not None}
