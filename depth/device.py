@@ -31,12 +31,11 @@ class Device:
         memory: Bytes of memory.
         source: The origin of the figures.
         call_latency: Seconds of a call of a compiled program that does almost nothing.
-        step_latencies: Seconds of a small kernel inside a loop, by its kind: "elementwise",
-            "reduction", "vector product", "short vector product" (for 4 x 4 weights, scaled by the
-            number of terms of a sum), "product", "transposed product", "convolution", and "beside
-            product" for any other kernel in a loop with a product. Other kinds have that of
-            "elementwise", or ``kernel_latency`` if this is empty. "transcendental" is added for
-            such functions.
+        step_latencies: Seconds of a small kernel inside a loop, by its kind: "reduction", "vector
+            product", "short vector product" (for 4 x 4 weights, scaled by the number of terms of a
+            sum), "product", "transposed product", "convolution", and "beside product" for any other
+            kernel in a loop with a product; ``kernel_latency`` if this is empty. In all others, and
+            in these in addition, "elementwise" for each operation that waits for another one.
         piece_latency: Seconds of each further product in a batch of small products.
         vector_rates: Operations per second in float32 other than products, by class: "arithmetic",
             "transcendental" (``exp``, ``tanh``, ``sin``, ...), "reduction", "cumulative", "move"

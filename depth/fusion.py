@@ -35,8 +35,8 @@ CLASS_OF_KIND = {
     "factorization": "cumulative",
     "sort": "cumulative",
 }
-# Programs of at most this many operations are inlined where they are called.
-SMALL = 300
+SMALL = 300  # operations, up to which a program is inlined where it is called
+FUNCTION = 10  # additions in a row, which take as long as one exponential function
 VECTOR = 8  # entries of float32 that a CPU sums up at once
 
 
@@ -250,12 +250,15 @@ def _kernel(
     read: dict[Any, int] = {}
     reach: dict[int, dict[Any, int]] = {}  # what each result is made of, and its bytes
     operations: Counter[str] = Counter()
+    waits: Counter[int] = Counter()  # the operations in a row that make each result
     written = apart = results = 0
     pieces, dtype, kind = 1, "", ""
     for node in nodes:
         equation, name = node.equation, node.equation.primitive.name
         known, own = primitive(equation), _kind(node)
         operations.update(_operations(equation, own))
+        wait = FUNCTION if known.transcendental else known.kind == "elementwise"
+        wait += max((waits[slot] for slot in node.operands), default=0)
         if _adds_vectors(equation) and by.get(node.operands[0]) == "mul":  # a product, written out
             operations["contraction"] += operations.pop("reduction", 0)
         if own not in FUSED or not kind:
@@ -270,7 +273,7 @@ def _kernel(
             if key not in by:
                 read[key] = max(read.get(key, 0), amount)
         for slot, atom in zip(node.results, equation.outvars, strict=False):
-            amount = nbytes(atom)
+            amount, waits[slot] = nbytes(atom), wait
             if known.updates is not None:  # in place
                 amount = min(amount, nbytes(equation.invars[known.updates]))
             leaves = slot in ends or bool(read_by.get(slot, set()) - {leader})
@@ -284,7 +287,8 @@ def _kernel(
     if operations["move"]:  # values that are read out of order are computed out of order, too
         operations["move"] += operations.pop("arithmetic", 0)
     moved, by_class = sum(read.values()) + written, tuple(sorted(operations.items()))
-    return Kernel(kind, dtype, by_class, moved, pieces, max(results, 1), max(apart, moved))
+    sizes = moved, pieces, max(results, 1), max(apart, moved)
+    return Kernel(kind, dtype, by_class, *sizes, max(waits.values(), default=0))
 
 
 def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:

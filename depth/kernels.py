@@ -15,7 +15,7 @@ class Kernel:
     product" if one side is a vector, "transposed product" if the contracted axes are not the
     last axis on the left and the first on the right, else "product"; that of a convolution is
     "convolution". "expanded" are the operations that a grouped convolution takes in addition if it
-    is computed without groups.
+    is computed without groups. ``waits``: operations of which each waits for the one before it.
     """
 
     kind: str
@@ -25,6 +25,7 @@ class Kernel:
     pieces: int = 1
     results: int = 1
     apart: int = 0
+    waits: int = 0
 
     @property
     def is_sum(self) -> bool:

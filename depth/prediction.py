@@ -156,13 +156,10 @@ class Seconds:
             latency = min(latency, self.device.node_latency)
         if place == UNROLLED:
             return self._share(kernel, place) * latency
-        if place != "loop":
+        if place != "loop" or "elementwise" not in latencies:
             return latency
-        operations = dict(kernel.operations)
-        product = operations.get("product", 0)
         if kernel.kind == "vector product" and "short vector product" in latencies:
-            terms = math.sqrt(product / 2)  # XLA writes short ones out, term after term
+            terms = math.sqrt(dict(kernel.operations)["product"] / 2)  # written out, one by one
             latency = min(latency, latencies["short vector product"] * terms / SHORT)
-        return latency + (
-            latencies.get("transcendental", 0.0) if "transcendental" in operations else 0.0
-        )
+        own = latency if kind in latencies and kind != "elementwise" else 0.0
+        return own + max(kernel.waits, not own) * latencies["elementwise"]
