@@ -46,13 +46,11 @@ FEW_LAYERS = 32
 # Measured on an H100 (jax 0.11.2), in seconds.
 CALL = 72e-6  # of x + 1
 LAUNCH = 1.2e-6  # of a kernel, in a loop of which 16 steps are one CUDA graph: GRU, 16 units: 1.4
-MEASURED = 8  # entries of a state of which a loop in one kernel has been
+MEASURED = 8  # entries of a state or a block, up to which loops in one kernel and PCR have been
 STEP, INSTRUCTION = 50e-9, 0.57e-9  # of a loop in one kernel: Van der Pol 67 ns, GRU, 4 units: 303
 ROUND = 4e-6  # of a solver: GRU, 1 unit, L = 1e5: 4.2 for each of 4 * 17
 # Bytes a second of Jacobian blocks: GRU, 4 units, 64 chains of 16384 steps: 1.4; of 1 unit: 2.5.
 TRAFFIC, OF_NUMBERS = 1.5e12, 3e12
-NARROW = 8  # entries of a block, up to which the rounds of PCR were measured
-ROUNDED = 1e-3  # of a number in a program, in whatever dtype
 # The share of a loop's time that a kernel or Newton's method may take: nothing is known that well.
 MARGIN = 0.8
 UNROLL = 16  # steps of a loop in one CUDA graph
@@ -266,7 +264,7 @@ def solve_seconds(chain: TracedChain) -> float:
     blocks = chain.length * exact_linearization(step, layout).bytes_per_step(step, layout)
     vectors = chain.length * entries * layout.dtype.itemsize
     rounds = math.ceil(math.log2(max(2, chain.length)))
-    if size <= NARROW or pcr_suits(size, chain.length * entries):
+    if size <= MEASURED or pcr_suits(size, chain.length * entries):
         # Every round reads two of each, and writes one.
         rate = OF_NUMBERS if size == 1 else TRAFFIC
         return rounds * (ROUND + 3 * (blocks + vectors) / rate / chain.axis.size)
@@ -300,7 +298,7 @@ def is_small_residual(chain: TracedChain) -> bool:
 
     pairs = zip(program.invars[:states], program.outvars[:states], strict=True)
     most = max(scale(*pair) for pair in pairs) * math.sqrt(chain.length)
-    return most <= 1 + ROUNDED and has_layers(chain)
+    return round(most, 3) <= 1 and has_layers(chain)
 
 
 def picard_seconds(chain: TracedChain) -> float:
