@@ -303,10 +303,11 @@ def is_small_residual(chain: TracedChain) -> bool:
 
 def picard_seconds(chain: TracedChain) -> float:
     """Of one Picard iteration: a sum along the chain, and all steps at once."""
-    layout, length = chain.layout, chain.length
-    vectors = length * layout.batch_size * layout.width * layout.dtype.itemsize
+    step, layout, length = chain.step, chain.layout, chain.length
+    vector = layout.batch_size * layout.width * layout.dtype.itemsize
     rounds = math.ceil(math.log2(max(2, length)))
-    traffic = (6 * rounds * vectors + sum(map(nbytes, chain.inputs))) / OF_NUMBERS
+    weights = sum(map(nbytes, step.jaxpr.invars[step.states :]))
+    traffic = length * (6 * rounds * vector + weights) / OF_NUMBERS
     products = length * products_of(chain) / 2 / FEW_PRODUCTS
     return ROUND * (rounds + products / chain.axis.size) + traffic / chain.axis.size
 

@@ -167,6 +167,12 @@ def test_picard_iteration_is_for_layers_whose_program_says_that_they_are_small(
     assert (getattr(choice.option, "linearize", "") == "identity") == taken
 
 
+def test_a_plan_tells_the_time_of_picard_iteration():
+    few = deeppcr.Chain(lambda z, w: z + 0.1 * jnp.tanh(z @ w), SHAPE((16, 4, 4), "float32"))
+    plan = deeppcr.plan(few, SHAPE((4,), "float32"), device="H100")  # of shapes, not of tracers
+    assert "picard" in plan.found["because"]
+
+
 def test_newton_stops_when_it_has_taken_the_time_of_the_loop():
     chain = of_zoo("gru", 4, 10000, 8)
     method = choose_method(chain, "tpu")
