@@ -29,6 +29,15 @@ from tests.problems import assert_agree
 L, BELOW = 150, SolvedBelow(iterations=40)
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch, request):
+    """Few threads are emulated, in blocks of some warps."""
+    if "GRU of 1" not in request.node.name:
+        small = {width: (threads // 4, steps) for width, (threads, steps) in windows.SIZES.items()}
+        monkeypatch.setattr(windows, "SIZES", small)
+        monkeypatch.setattr(windows, "MOST_ROUNDS", 24)
+
+
 def solved(step, length, reverse=False, cluster=1):
     """The states, iterations, states before a fallback, and largest residual of each example."""
     step, (states, inputs, captured) = fused(*step)
