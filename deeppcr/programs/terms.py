@@ -20,10 +20,13 @@ def is_real_product(equation: Any) -> bool:
 
 
 def term_by_term(equation: Any, left: Array, right: Array) -> Array:
-    """A product with one contracted axis, each term of slices of the operands as they are."""
+    """A product with at most one contracted axis, each term of slices of the operands."""
     # If the operands were transposed before they are sliced, XLA for GPUs would not merge their
     # kernel with others (jax 0.10.2).
-    ((left_in,), (right_in,)), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    axes, (left_batch, right_batch) = equation.params["dimension_numbers"]
+    if not axes[0]:  # an outer product is one term
+        axes, left, right = ((left.ndim,), (right.ndim,)), left[..., None], right[..., None]
+    (left_in,), (right_in,) = axes
     working = float32_or_better(left.dtype, right.dtype)
     out, batch = equation.outvars[0].aval, len(left_batch)
     rows = left.ndim - 1 - batch

@@ -53,6 +53,7 @@ STEPS = {
     "one of each example": lambda z, x: jnp.tanh(
         jnp.einsum("bi,bij->bj", z, x[:, :, None] * W[None])
     ),
+    "an outer product": lambda z, x: jnp.tanh(jnp.einsum("i,j->ij", z[:, 0], x[0])),
     "reductions": lambda z, x: z / (1 + jnp.abs(z).max(1, keepdims=True)) + x.min() + z.mean(),
     "moves": lambda z, x: jnp.roll(jnp.concatenate([z[:, 1:], x[:, :1]], 1)[:, ::-1], 1, 0) * 0.5,
     "a convolution": lambda z, x: (
@@ -106,6 +107,9 @@ def operation(name):
         "dynamic_update_slice": lambda z: jax.lax.dynamic_update_slice(
             z, z[:1] * 0.5, (jnp.int32(z[0] > 0.5),)
         ),
+        "gather": lambda z: z + z.at[jnp.int32(z[0] > 0.5)].get(mode="fill", fill_value=0),
+        "scatter": lambda z: z.at[jnp.int32(z[0] > 0.5)].set(z[2]),
+        "scatter-add": lambda z: z.at[-1].add(z[2]),
         "split": lambda z: jnp.concatenate(jax.lax.split(z, (5, 7))[::-1]),
         "rev": lambda z: z[::-1],
         "pad": lambda z: jax.lax.pad(z[1:], jnp.zeros((), z.dtype), [(1, 0, 0)]),
@@ -265,6 +269,8 @@ def test_each_platform_lowers_the_loop_in_its_own_way():
 def test_only_products_of_the_state_copy_matrices(step, copies):
     program = Program.of(jax.make_jaxpr(step)(W, W))
     assert copies_matrices(program, 1) is copies
+    small = Program.of(jax.make_jaxpr(lambda z, x: z @ x)(W[:, :8], W[:8, :8]))
+    assert not copies_matrices(small, 1)
 
 
 def test_many_scalars_are_one_array_in_the_loop():

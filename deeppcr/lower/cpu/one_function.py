@@ -38,12 +38,13 @@ EMITTED = b"computation_kernel"  # stands in the code of such a function (jax 0.
 _NAMES = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh broadcast_in_dim cbrt ceil clamp
     concatenate convert_element_type copy copy_p cos cosh div dot_general dynamic_slice
-    dynamic_update_slice eq erf erfc exp exp2 expand_dims expm1 floor ge gt integer_pow iota
+    dynamic_update_slice eq erf erfc exp exp2 expand_dims expm1 floor gather ge gt integer_pow iota
     is_finite le log log1p logistic lt max min mul ne neg not or pad pow reduce_and reduce_max
-    reduce_min reduce_or reduce_sum rem reshape rev round rsqrt select_n sign sin sinh slice
-    split sqrt square squeeze stack sub tan tanh tile transpose xor
+    reduce_min reduce_or reduce_sum rem reshape rev round rsqrt scatter scatter-add select_n sign
+    sin sinh slice split sqrt square squeeze stack sub tan tanh tile transpose xor
 """
 CONTAINED = frozenset(_NAMES.split())
+INDEXED = frozenset(("gather", "scatter", "scatter-add"))  # of one index, as in x.at[0].set(y)
 DTYPES = frozenset(("float32", "float64", "int32", "int64", "uint32", "bool"))
 LARGEST = 2048  # entries of an array up to which the loop gains
 CONVOLVED = 4096  # multiplications of a convolution; XLA writes it as plain loops
@@ -56,6 +57,7 @@ FOR_EACH = 1 << 13
 # The vectors and terms of all products of a step, and its equations: each is compiled by itself.
 # From 1024 equations on, XLA takes more than 3 times as long to compile the loop of a derivative.
 PARTS, EQUATIONS = 64, 1024
+COPIED = 64  # entries of a matrix whose copy in every trip takes no time (jax 0.10.2: 2 to 16 rows)
 # Arrays that a step reads and writes: if there are more, equal ones are one array. XLA compiles the
 # gradient of 60 scalars (480 arrays) in half the time (jax 0.10.2).
 MANY = 32
@@ -125,11 +127,12 @@ def fits(program: Any) -> bool:
 
 
 def copies_matrices(program: Any, states: int) -> bool:
-    """Whether a step multiplies a matrix of its state, ``states`` leaves, by one that is an input.
+    """Whether a step multiplies a matrix of its state, ``states`` leaves, by a large input.
 
     One function copies such a matrix in every trip, where XLA's kernels read it where it is.
     """
-    inputs, moved = set(program.invars[states:]), moved_by(program, program.invars[:states])
+    inputs = {each for each in program.invars[states:] if size(each) > COPIED}
+    moved = moved_by(program, program.invars[:states])
     return any(
         multiplications(each)
         and moved.issuperset(each.outvars)
@@ -184,6 +187,8 @@ def _is_contained(equation: Any) -> bool:
     if name == "conv_general_dilated":
         return _is_small_convolution(equation)
     if name not in CONTAINED:
+        return False
+    if name in INDEXED and size(equation.invars[1]) > equation.invars[1].aval.shape[-1]:
         return False
     if name.startswith("reduce_") and size(equation.invars[0]) > SUMMED:
         return False

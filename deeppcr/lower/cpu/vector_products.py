@@ -84,9 +84,12 @@ def multiplications(equation: Any) -> int:
 
 def is_small(equation: Any) -> bool:
     """Whether a product, and that of its derivative, are small enough for such a function."""
-    if not is_real_product(equation) or len(equation.params["dimension_numbers"][0][0]) != 1:
+    axes = len(equation.params["dimension_numbers"][0][0])
+    if not is_real_product(equation) or axes > 1:
         return False
     (batch, rows, columns), terms = matrices(equation), contracted(equation)
+    if axes == 0 and not is_short(terms, batch * rows * columns):  # an outer product
+        return False
     if not 0 < batch * rows * columns * terms <= MULTIPLICATIONS:
         return False
     if _vectors(equation) == 1:
