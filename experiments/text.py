@@ -7,8 +7,9 @@ text     characters of the documentation that Python ships with: the most likely
 digits   scikit-learn's 8x8 digits, drawn pixel by pixel, of 17 levels
 flow     digits with noise from an autoregressive flow: z -> x in 64 dimensions, real numbers
 
-The guess is zeros. The sequential programs are a loop that keeps keys and values, one entry an
-evaluation ("cached loop"), and the map evaluated for one entry after another ("loop").
+The guess is zeros; for text also what n-grams of the text that was learnt say. The sequential
+programs are a loop that keeps keys and values, one entry an evaluation ("cached loop"), and the map
+evaluated for one entry after another ("loop").
 """
 
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ COLUMNS = {
     "L": "number of entries",
     "iterations": "evaluations that `deeppcr.triangular` takes (mean)",
     "an evaluation": "entries / iterations",
+    "iterations, n-grams": "the same from a guess: what most often follows the last 5 characters",
     "ms": "its time for an example, in milliseconds",
     "loop ms": "time of the map evaluated for one entry after another",
     "cached loop ms": "time of the loop that keeps keys and values",
@@ -121,15 +123,16 @@ def outputs(entries: Map, params: Params, y: Array) -> Array:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def parallel(
-    entries: Map, window: int | None, params: Params, prompt: Array, noise: Array
+    entries: Map, window: int | None, params: Params, prompt: Array, noise: Array, guess: Any = None
 ) -> deeppcr.TriangularSolution:
-    """By `deeppcr.triangular`; the sequential program with a window of 1."""
+    """By `deeppcr.triangular`; the sequential program with a window of 1. The guess: or zeros."""
 
     def step(y: Array) -> Array:
         new = entries.decide(outputs(entries, params, y), noise)
         return new.at[: len(prompt)].set(prompt)
 
-    return deeppcr.triangular(step, jnp.zeros(len(noise), prompt.dtype), window=window)
+    guess = jnp.zeros(len(noise), prompt.dtype) if guess is None else guess
+    return deeppcr.triangular(step, guess, window=window)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -168,6 +171,15 @@ def trained(entries: Map, data: np.ndarray, length: int, steps: int) -> Params:
 
     first = weights(entries, length, jax.random.key(0))
     return train(loss, first, steps, RATE, jax.random.key(1))
+
+
+def continued(text: Any, prompt: Any, order: int = 5) -> Any:
+    """A guess: after the prompt what most often follows the last entries in a text."""
+    grams, found = np.lib.stride_tricks.sliding_window_view(text[:-1], order), list(prompt)
+    while len(found) < LENGTH:
+        following = text[order:][(grams == found[-order:]).all(1)]
+        found.append(np.bincount(following).argmax() if len(following) else 0)
+    return np.array(found, text.dtype)
 
 
 def measured(
@@ -213,8 +225,12 @@ def characters(steps: int, count: int, effort: Effort) -> Iterator[Row]:
     starts = np.random.default_rng(0).integers(most, len(whole) - PROMPT, count)
     prompts = [numbers[start : start + PROMPT] for start in starts]
     noise = jax.random.gumbel(jax.random.key(2), (count, LENGTH, len(letters)), jnp.float32)
+    guesses = [continued(numbers[:most], prompt) for prompt in prompts]
     for name, scale in (("text, greedy", 0.0), ("text, drawn", 1.0)):
-        yield measured(name, entries, params, prompts, scale * noise, effort)
+        given = zip(map(jnp.asarray, prompts), scale * noise, guesses, strict=True)
+        found = [parallel(entries, None, params, *each).iterations for each in given]
+        row = measured(name, entries, params, prompts, scale * noise, effort)
+        yield row | {"iterations, n-grams": float(np.mean(found))}
 
 
 def pixels(name: str, entries: Map, steps: int, count: int, effort: Effort) -> Iterator[Row]:

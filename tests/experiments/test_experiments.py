@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +78,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             loops,
             "LOOPS",
-            {"orbits": (loops.orbits, 3), "few nodes": (partial(loops.hierarchy, nodes=2), 3)},
+            {"orbits": lambda _: loops.orbits(3), "few nodes": lambda _: loops.hierarchy(3, 2)},
         ),
         (text, "QUICK_STEPS", 2),
         (text, "LAYERS", 1),
         (text, "WIDTH", 8),
         (text, "LENGTH", 10),
-        (text, "PROMPT", 4),
+        (text, "PROMPT", 5),
         (field, "claims", lambda quick: _claims()),
         (field, "window_claims", lambda quick: iter(())),
         (field, "QUICK_GAINS", (0.6, 1.8)),
