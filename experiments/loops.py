@@ -181,7 +181,7 @@ def measured(name: str, direction: str, length: int, effort: Effort) -> Iterator
     ]
     loops = {name: f for name, f in baselines(directed, length, 0).items() if "16" not in name}
     labels = {"kind": name, "L": length, "direction": direction}
-    case = Case(labels, arguments, loops, {"deeppcr": directed(deeppcr.scan)})
+    case = Case(labels, arguments, loops, {"auto": directed(deeppcr.scan)})
     rows = [*bench(case, depth.at_hand(), effort)]
     seconds = {"scan compile s": rows[0].get("compile s")}
     yield from (row if row["baseline"] else row | seconds for row in rows)

@@ -119,19 +119,9 @@ WRONG = [
     (A, {"semiring": "maximum"}, ValueError, r"semiring is 'maximum', expected one of \['real"),
     (A, {"semiring": None}, ValueError, "semiring is None, expected one of"),
     (A, {"semiring": "log", "solver": "pcr"}, ValueError, "solver is pcr; .* 'prefix_scan'"),
-    (
-        A,
-        {"semiring": "log", "solver": Recurrence(unroll=2)},
-        ValueError,
-        "solver is Recurrence.unr",
-    ),
+    (A, {"semiring": "log", "solver": Recurrence(unroll=2)}, ValueError, "solver is Recurr"),
     (A + 0j, {"semiring": "max"}, TypeError, "b has dtype complex128; .* a real one"),
-    (
-        BlockDiagonals(A[:, None], [[0, 1]]),
-        {"semiring": "max"},
-        TypeError,
-        "A is BlockDiagonals; w",
-    ),
+    (BlockDiagonals(A[:, None], [[0, 1]]), {"semiring": "max"}, TypeError, "A is BlockDiag"),
 ]
 
 
