@@ -25,7 +25,7 @@ from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.linear.named import FEW_PRODUCTS, FEW_STEPS, pcr_suits
 from deeppcr.linearize import exact_linearization
-from deeppcr.lower import CannotFuse, compiled_for, platforms
+from deeppcr.lower import CannotFuse, compiled_for, is_left_to_xla, platforms
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import QUASI, USUAL
 from deeppcr.newton.damping import TrustRegion
@@ -210,6 +210,8 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
         if not isinstance(method, Newton):
             if products_of(chain) > WIDE:
                 return Choice(Autodiff(), {}, "on a CPU, for wide products")
+            if is_left_to_xla(step.jaxpr):
+                return Choice(Autodiff(), {}, "XLA compiles the loop and its derivative by itself")
             if chain.length <= FEW_LAYERS and has_layers(chain):
                 return Choice(Autodiff(), {}, "on a CPU, for few layers: it compiles faster")
         return Choice(Backpropagation(), {}, "on a CPU no parallel adjoint is faster")

@@ -17,6 +17,7 @@ from deeppcr.lower import cpu, gpu  # registers them
 from deeppcr.lower.at_once import each
 from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_in_cache
 from deeppcr.lower.compiler import compiler_options
+from deeppcr.lower.cpu.one_function import is_left_to_xla
 from deeppcr.lower.cpu.patches import as_products, own_filters
 from deeppcr.lower.cpu.pieces import split, stack
 from deeppcr.lower.gpu.fused import (
@@ -58,6 +59,7 @@ __all__ = [
     "gpu",
     "is_eager",
     "is_for_gpus",
+    "is_left_to_xla",
     "kernels_run",
     "loop",
     "obstacle",

@@ -29,8 +29,9 @@ def dense(z, x):
 
 @pytest.fixture(autouse=True)
 def _wherever_it_is_possible(monkeypatch):
-    """Also where it copies matrices."""
+    """Also where it copies matrices, and where XLA does it by itself."""
     monkeypatch.setattr(rule, "copies_matrices", lambda program, states: False)
+    monkeypatch.setattr(rule, "is_automatic", lambda: False)
 
 
 def is_marked(f, *operands):
@@ -245,7 +246,7 @@ def test_where_xla_ignores_the_mark_a_warning_says_so(monkeypatch):
 
 
 def test_a_step_that_reads_matrices_of_its_own_runs_as_it_is(monkeypatch):
-    monkeypatch.undo()
+    monkeypatch.setattr(rule, "copies_matrices", copies_matrices)
     weights = normal(4, L, N, N)
     assert not is_marked(partial(scan, lambda z, w: (jnp.tanh(z @ w), z)), Z, weights)
     assert is_marked(partial(scan, lambda z, w: (jnp.tanh(z @ w), z)), Z[:1], weights)
@@ -287,3 +288,13 @@ def test_many_scalars_are_one_array_in_the_loop():
     ours, theirs = (jax.jit(jax.value_and_grad(partial(loss, f))) for f in (few, jax.lax.scan))
     assert f"tensor<{L}x40x" in jax.jit(partial(loss, few)).lower(start).as_text()
     assert_agree(ours(start), theirs(start))
+
+
+def test_what_xla_compiles_to_one_function_by_itself_is_left_to_it(monkeypatch):
+    monkeypatch.undo()
+    assert rule.is_automatic() == (jax.__version_info__ >= (0, 12))
+    monkeypatch.setattr(rule, "is_automatic", lambda: True)
+    assert is_marked(partial(scan, dense), Z, XS)
+    A = normal(9, 3, 3)
+    step = lambda z, x: (A @ z @ A.T + jnp.sin(x), z[0])  # noqa: E731
+    assert not is_marked(partial(deeppcr.scan, step), normal(1, 3, 3), normal(2, L, 3, 3))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from importlib import import_module
 from pathlib import Path
 
 import jax
@@ -190,8 +191,21 @@ def rows(name, part):
 ON_CPU = {Backpropagation(): "sequential / backprop", Autodiff(): "sequential / autodiff"}
 
 
+rule = import_module("deeppcr.lower.cpu.one_function")
+
+
+def test_what_xla_compiles_to_one_function_by_itself_leaves_its_gradient_to_jax(monkeypatch):
+    monkeypatch.setattr(rule, "is_automatic", lambda: True)
+    few, many = of_zoo("gru", 4, 1024, 1), of_zoo("gru", 16, 1024, 1)
+    assert choose_adjoint(few, None, "cpu").option == Autodiff()
+    assert choose_adjoint(many, None, "cpu").option == Backpropagation()
+    monkeypatch.setattr(rule, "is_automatic", lambda: False)
+    assert choose_adjoint(few, None, "cpu").option == Backpropagation()
+
+
 @pytest.mark.parametrize("direction", ["forward", "gradient"])
-def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction):
+def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction, monkeypatch):
+    monkeypatch.setattr(rule, "is_automatic", lambda: False)  # by jax 0.10.2
     to_best, to_loops = [], []
     for row in (row for row in rows("cpu/decide", "regret") if row["direction"] == direction):
         chain = of_zoo(row["kind"], row["w"], row["L"], row["batch"])

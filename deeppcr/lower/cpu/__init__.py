@@ -13,7 +13,7 @@ from deeppcr.lower.cpu.chunked import run_in_chunks
 from deeppcr.lower.cpu.factors_first import factors_first
 from deeppcr.lower.cpu.gradients import plain_gradients
 from deeppcr.lower.cpu.inputs_first import inputs_first
-from deeppcr.lower.cpu.one_function import one_function
+from deeppcr.lower.cpu.one_function import is_left_to_xla, one_function
 from deeppcr.lower.cpu.small_products import small_products
 from deeppcr.lower.cpu.stack_equal import results_stacked
 from deeppcr.lower.in_order import Loop, Operands, loop_p, lowered_by
@@ -25,7 +25,8 @@ LAST: tuple[Rule, ...] = (results_stacked, small_products)
 
 def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
     """The results of a loop, by these rules, up to the first that runs it."""
-    for rule in rules if loop.length > 1 else ():
+    gains = loop.length > 1 and (loop.linear or not is_left_to_xla(loop.program))
+    for rule in rules if gains else ():
         loop, operands = rule(loop, operands)
         if loop.run:
             break

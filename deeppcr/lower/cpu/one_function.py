@@ -9,8 +9,9 @@ the same, but for the order of the sums in products.
 # jax 0.10.2, 2 cores, a GRU step, batch 1: 0.3 of the time for 8 to 32 units, 0.5 for 128; batch 8:
 # 0.1 for 4 units, 0.2 for 8, 0.3 for 16 and 32, 0.75 for 128.
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from deeppcr.lower.cpu.vector_products import is_small, multiplications, parts, 
 from deeppcr.lower.in_order import Loop, Operands
 from deeppcr.programs.calls import Call
 from deeppcr.programs.terms import is_real_product
-from depth.counts import convolved, size
+from depth.counts import contracted, convolved, matrices, size
 from depth.jaxprs import bind, called, equations, moved_by, run
 from depth.primitives import primitive
 
@@ -58,6 +59,10 @@ FOR_EACH = 1 << 13
 # From 1024 equations on, XLA takes more than 3 times as long to compile the loop of a derivative.
 PARTS, EQUATIONS = 64, 1024
 COPIED = 64  # entries of a matrix whose copy in every trip takes no time (jax 0.10.2: 2 to 16 rows)
+# What XLA of jax 0.12 has in such a function by itself: products of vectors, or of few results;
+# and the multiplications of a step up to which neither its loop nor its derivative gains from ours:
+# of GRUs of 8 units, 192, they take 2.3 and 1.4 times as long, of filters of 3 x 3 0.7 and 0.4.
+TINY, FEW = 9, 150
 # Arrays that a step reads and writes: if there are more, equal ones are one array. XLA compiles the
 # gradient of 60 scalars (480 arrays) in half the time (jax 0.10.2).
 MANY = 32
@@ -92,26 +97,51 @@ def is_honoured() -> bool:
 
     Not on import: that would start jax's devices before `jax.distributed.initialize` can.
     """
-    vector = jax.ShapeDtypeStruct((1024,), jnp.float32)
-    loop = jax.make_jaxpr(lambda x: lax.fori_loop(0, 2, lambda _, x: jnp.sin(x) + x[::-1], x))
-    try:
-        device = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # the program is exported from a machine that jax uses without its CPU
-        return False
-    try:
-        with jax.default_device(device):
-            compiled = jax.jit(partial(_marked, call_jaxpr=loop(vector))).lower(vector).compile()
-        code: Any = compiled.runtime_executable()
-        found = EMITTED in code.serialize()
-    except Exception:  # an interface of jax has changed
-        found = False
-    if not found:
+    found = _is_one_function(lambda loop, x: _marked(x, call_jaxpr=loop))
+    if found is False:
         warnings.warn(
             f"loops on a CPU run as in jax.lax.scan, not as one function, which was faster: "
             f"XLA of jax {jax.__version__} does not compile them so. Results are the same.",
             stacklevel=2,
         )
-    return found
+    return bool(found)
+
+
+@cache
+def is_automatic() -> bool:
+    """Whether XLA compiles loops without products to one function by itself; asked once."""
+    return bool(_is_one_function(lambda loop, x: run(loop, [x], bind)))
+
+
+def _is_one_function(by: Callable[[Any, Array], Any]) -> bool | None:
+    """Whether a loop over a kilobyte is one, as ``by`` runs it; None without a CPU."""
+    vector = jax.ShapeDtypeStruct((1024,), jnp.float32)
+    loop = jax.make_jaxpr(lambda x: lax.fori_loop(0, 2, lambda _, x: jnp.sin(x) + x[::-1], x))
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # the program is exported from a machine that jax uses without its CPU
+        return None
+    try:
+        with jax.default_device(device):
+            compiled = jax.jit(partial(by, loop(vector))).lower(vector).compile()
+        code: Any = compiled.runtime_executable()
+        return EMITTED in code.serialize()
+    except Exception:  # an interface of jax has changed
+        return False
+
+
+def is_left_to_xla(program: Any) -> bool:
+    """Whether XLA compiles a loop over a program to one function by itself, as well as can be."""
+    inside = [each for each in equations(program) if called(each) is None]
+    products = [each for each in inside if each.primitive.name == "dot_general"]
+    sizes = [matrices(each)[1:] for each in products]
+    work = sum(math.prod(n) * contracted(x) for n, x in zip(sizes, products, strict=True))
+    return (
+        all(each.primitive.name in CONTAINED for each in inside)
+        and all(1 in n or math.prod(n) <= TINY for n in sizes)
+        and work <= FEW
+        and is_automatic()
+    )
 
 
 def fits(program: Any) -> bool:
