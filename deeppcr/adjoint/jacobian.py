@@ -34,7 +34,7 @@ from deeppcr.linear import (
     solver_on,
     working_dtype,
 )
-from deeppcr.linearize import Linearization, choose_linearization, constant, find_linearization
+from deeppcr.linearize import Linearization, choose_linearization, find_linearization
 from deeppcr.loops import unless
 from deeppcr.lower import even_chunk, steps_in_cache
 from deeppcr.newton.convergence import ROUNDING, Criterion
@@ -121,7 +121,7 @@ class Adjoint:
         atol = ROUNDING * float(limits.tiny)
         criterion = Criterion(self.rtol, atol, layout.eps, float(limits.eps), quadratic=False)
         return JacobianAdjoint(
-            constant(choice.linearization),
+            choice.bind(),
             find_solver(self.linear),
             choice.is_exact,
             criterion,

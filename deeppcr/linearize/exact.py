@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from typing import Any
 
 import jax
@@ -12,10 +13,10 @@ from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.checks import check_name
 from deeppcr.linear import Blocks
-from deeppcr.linearize.linearization import Linearization
+from deeppcr.linearize.linearization import Linearization, constant
 from deeppcr.linearize.parts import BlockDiagonal, Dense, Diagonal
 from deeppcr.linearize.scalar import Scalar, Zero
-from deeppcr.structure import find_structure
+from deeppcr.structure import MIXED, find_structure
 from depth.report import nbytes
 
 LINEARIZATIONS: dict[str, Linearization] = {
@@ -37,12 +38,24 @@ class Choice:
         window: the number of steps that are solved at once.
         is_exact: whether the blocks are proven to be the full derivative.
         reason: why it does not use the exact Jacobians of all steps at once; empty if it does.
+        mixes: whether blocks are not exact because examples of a batch influence each other.
     """
 
     linearization: Linearization
     window: int
     is_exact: bool
     reason: str
+    mixes: bool
+
+    def bind(self) -> Linearization:
+        """The source of the blocks, for a call, which warns if examples of a batch mix."""
+        if self.mixes:
+            warnings.warn(
+                f"{MIXED}, so the {self.linearization} Jacobian of each is approximate: more "
+                "iterations, the same answer. With batch_ndim=0 the batch as a whole is the state.",
+                stacklevel=1,  # one place, so that Python shows it once
+            )
+        return constant(self.linearization)
 
 
 def find_linearization(linearize: Any) -> Linearization | None:
@@ -95,9 +108,10 @@ def choose_linearization(
             f"all {length} steps would take {nbytes(length * size)} of {nbytes(budget)}, "
             f"so {window} at once"
         )
-    return Choice(
-        chosen, min(length, window or length), chosen.is_exact(step, layout), "; ".join(reasons)
-    )
+    is_exact = chosen.is_exact(step, layout)
+    is_part = isinstance(chosen, Dense | Diagonal | BlockDiagonal) and bool(layout.batch_shape)
+    mixes = is_part and not (is_exact or find_structure(step, layout).separate)
+    return Choice(chosen, min(length, window or length), is_exact, "; ".join(reasons), mixes)
 
 
 @jax.tree_util.register_static

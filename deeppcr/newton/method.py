@@ -25,6 +25,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import (
     check_count,
+    check_flag,
     check_tolerance,
     describe,
     did_you_mean,
@@ -37,7 +38,6 @@ from deeppcr.linearize import (
     Scalar,
     Zero,
     choose_linearization,
-    constant,
     find_linearization,
 )
 from deeppcr.newton.acceleration import Anderson
@@ -164,6 +164,7 @@ class Newton:
             raise TypeError(
                 f"acceleration is {describe(self.acceleration)}, expected Anderson(...) or None."
             )
+        check_flag("record", self.record)
         check_progress(self.progress)
         if self.on_failure not in get_args(OnFailure):
             raise ValueError(
@@ -201,7 +202,7 @@ class Newton:
         is_named = isinstance(guess, str)
         atol: Any = self.atol if is_number(self.atol) else 0.0  # an array is that of the solver
         return NewtonSolver(
-            linearization=constant(choice.linearization),
+            linearization=choice.bind(),
             guess=None if is_named else self._along(chain, unpadded, guess),
             atol=None if is_number(self.atol) else self._along(chain, unpadded, [self.atol])[0],
             captured=widened.captured,

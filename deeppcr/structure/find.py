@@ -29,6 +29,7 @@ from deeppcr.structure.walk import Rule, Walk
 from depth.jaxprs import location
 
 KNOWN: dict[str, Rule] = {**RULES, **INDEXING, **PROGRAMS}  # by name or by kind of primitive
+MIXED = "the examples of a batch may influence each other"
 HERE = os.path.dirname(__file__) + os.sep
 
 
@@ -67,9 +68,7 @@ class Structure:
             "block-diagonal": f"{rows} groups of {up_to}{size} entries, by {self.mixed_by}",
             "dense": f"all {size} entries are one group, by {self.mixed_by}",
         }[self.kind]
-        return f"{self.kind}: {what}" + (
-            "" if self.separate else "; the examples of a batch may influence each other"
-        )
+        return f"{self.kind}: {what}" + ("" if self.separate else f"; {MIXED}")
 
 
 _FOUND: WeakKeyDictionary[Step, dict[StateLayout, Structure]] = WeakKeyDictionary()
