@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from deeppcr.api import forward
-from deeppcr.checks import describe_type
+from deeppcr.checks import describe
 from deeppcr.layers import Repeated, repeated
 from deeppcr.layers.repeated import STATIC
 
@@ -92,6 +92,6 @@ def unstack(stacked: Stack) -> list[Any]:
     """
     if not isinstance(stacked, Stack):
         raise TypeError(
-            f"stacked is {describe_type(stacked)}, expected the result of deeppcr.stack(layers)."
+            f"stacked is {describe(stacked)}, expected the result of deeppcr.stack(layers)."
         )
     return stacked.layers()

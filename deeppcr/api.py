@@ -16,7 +16,7 @@ from deeppcr.arrays.state import check_batch
 from deeppcr.axis import LOCAL
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_carry, with_outputs
-from deeppcr.checks import describe, describe_type, leaves_as_arrays, unknown_keyword
+from deeppcr.checks import describe, leaves_as_arrays, unknown_keyword
 from deeppcr.choose import (
     AdjointOption,
     Auto,
@@ -302,7 +302,7 @@ def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
     remedy = "for layers: Chain.from_layers(layers, x)."
     if callable(chain):
         remedy = "for a function: solve(Chain(step, xs), z0)."
-    return TypeError(f"chain is {describe_type(chain)}, expected a deeppcr.Chain; {remedy}")
+    return TypeError(f"chain is {describe(chain)}, expected a deeppcr.Chain; {remedy}")
 
 
 def _plainly(

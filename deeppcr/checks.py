@@ -1,11 +1,13 @@
-"""Checks of common arguments, and the description of values in messages."""
+"""Checks of common arguments, and the description of values in messages and printed tables."""
 
 import dataclasses
 import difflib
 import functools
 import inspect
 import operator
+import textwrap
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any, TypeVar
 
 import jax
@@ -15,6 +17,7 @@ import numpy as np
 T = TypeVar("T")
 KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 PRINTED = (str, bytes, bool, int, float, complex, np.generic, type(None), type(...))
+COLUMNS = 80  # of a printed line
 LONGEST = 80  # characters of a value that is printed in full
 ENTRIES = 3  # of a list that are described, before "..."
 
@@ -61,7 +64,7 @@ def check_tolerance(name: str, value: Any, optional: bool = False) -> None:
     if optional and value is None:
         return
     expected = "expected a number >= 0" + (", or None." if optional else ".")
-    if isinstance(value, str) or np.shape(value):
+    if not (isinstance(value, Real) or getattr(value, "shape", None) == ()):
         raise TypeError(f"{name} is {describe(value)}, {expected}")
     if not value >= 0:
         raise ValueError(f"{name} is {value}, {expected}")
@@ -130,7 +133,7 @@ def describe(value: Any, depth: int = 2) -> str:
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
     kind = type(value).__name__
     if isinstance(value, type):
-        return f"the class {value.__name__} (did you mean {value.__name__}()?)"
+        return f"the class {value.__name__} (did you mean {value.__name__}{_brackets(value)}?)"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, list | tuple | dict):
@@ -142,10 +145,13 @@ def describe(value: Any, depth: int = 2) -> str:
     return kind
 
 
-def describe_type(value: Any) -> str:
-    """An array by its dtype and shape, anything else by its type."""
-    is_array = hasattr(value, "dtype") and hasattr(value, "shape")
-    return describe(value) if is_array else type(value).__name__
+def _brackets(kind: type) -> str:
+    """The brackets of a call that makes an instance: with dots if it needs arguments."""
+    try:
+        inspect.signature(kind).bind()
+    except (TypeError, ValueError):
+        return "(...)"
+    return "()"
 
 
 def _entries(value: Any, depth: int) -> str:
@@ -165,3 +171,11 @@ def _options(value: Any, depth: int) -> str:
         for field, option in options
         if field.repr and describe(option) != describe(field.default)
     )
+
+
+def folded(text: str, indent: int) -> str:
+    """The text, whose long lines go on in the next one, indented."""
+    fold = textwrap.TextWrapper(
+        COLUMNS, subsequent_indent=" " * indent, break_on_hyphens=False
+    ).fill
+    return "\n".join(map(fold, text.splitlines()))

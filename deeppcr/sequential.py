@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.arrays.state import Leaves
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
-from deeppcr.checks import check_flag, suggests_keywords
+from deeppcr.checks import check_count, check_flag, suggests_keywords
 from deeppcr.lower import CannotFuse, FusedStep, fused_scan, is_for_gpus, kernels_run
 from deeppcr.progress import Progress, check_progress
 from deeppcr.solution import Run
@@ -59,6 +59,7 @@ class Sequential:
     fused: bool = False
 
     def __post_init__(self) -> None:
+        check_count("unroll", self.unroll, "how many steps per trip")
         check_progress(self.progress)
         check_flag("fused", self.fused)
 

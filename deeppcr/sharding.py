@@ -28,7 +28,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.axis import ChainSharding, MeshAxis, check_mesh_axis, count_devices
 from deeppcr.chain.chain import Chain, TracedChain, trace_chain
 from deeppcr.chain.step import Extended
-from deeppcr.checks import describe_type
+from deeppcr.checks import describe
 from deeppcr.linear import Sharded
 from deeppcr.programs.retrace import retyped
 from deeppcr.solution import Run
@@ -67,7 +67,7 @@ def shard(chain: Chain, mesh: Mesh, axis: MeshAxis = "chain") -> Chain:
     """
     if not isinstance(chain, Chain):
         raise TypeError(
-            f"chain is {describe_type(chain)}, expected a deeppcr.Chain; "
+            f"chain is {describe(chain)}, expected a deeppcr.Chain; "
             "for layers: Chain.from_layers(layers, x)."
         )
     check_mesh_axis(mesh, axis)

@@ -14,7 +14,10 @@ from jax import Array, lax
 
 from deeppcr.arrays.avals import like
 from deeppcr.arrays.partition import zero_tangent
+from deeppcr.checks import folded
 from depth.report import table
+
+ROUNDING = 16  # units in the last place, which residuals have in the end
 
 
 class Result(enum.IntEnum):
@@ -173,11 +176,13 @@ class Solution:
 
     def __str__(self) -> str:
         try:
-            return "\n".join(_lines(self))
-        except jax.errors.ConcretizationTypeError:
-            return "Solution inside jax.jit: no numbers yet. Return it, and print it outside."
-        except (TypeError, ValueError, IndexError):
-            return "\n".join(_of_several(self))
+            results = np.asarray(self.result).astype(int)
+            return "\n".join(_of_several(results) if results.ndim else _lines(self))
+        except (jax.errors.JAXTypeError, TypeError, ValueError):
+            return (
+                "Solution without numbers: jax traces the call that it is of (jit, vmap, grad).\n"
+                "Return it, and print it outside."
+            )
 
 
 @jax.jit
@@ -261,14 +266,14 @@ def last_of(states: Array) -> Array:
     return lax.dynamic_index_in_dim(states, last, keepdims=False)
 
 
-def _of_several(solution: Solution) -> list[str]:
+def _of_several(results: Any) -> list[str]:
     """How many chains have which result; the solution is one of a `jax.vmap`."""
-    results = np.asarray(solution.result).ravel().tolist()
-    counts = Counter(Result(each).name.lower().replace("_", " ") for each in results)
+    counts = Counter(Result(each).name.lower().replace("_", " ") for each in results.flat)
     found = ", ".join(f"{count} {name}" for name, count in counts.items())
+    index = ", ".join("kmn"[: results.ndim]) if results.ndim <= 3 else "..."
     return [
-        f"{len(results)} chains: {found}",
-        "That of chain k: jax.tree.map(lambda leaf: leaf[k], solution)",
+        folded(f"{results.size} chains: {found}", 2),
+        f"That of one: jax.tree.map(lambda leaf: leaf[{index}], solution)",
     ]
 
 
@@ -298,7 +303,7 @@ def _lines(solution: Solution) -> list[str]:
     if advice := _advice(stats, method, result, rate, length):
         rows["advice"] = advice
     name = "jax.lax.scan" if method == SolvedBy.SCAN else SolvedBy(method).name.lower()
-    return [name, table((), list(rows.items()), "<<")]
+    return [name, folded(table((), list(rows.items()), "<<"), max(map(len, rows)) + 2)]
 
 
 def _advice(stats: Stats, method: int, result: Result, rate: float, length: int) -> str:
@@ -315,9 +320,28 @@ def _advice(stats: Stats, method: int, result: Result, rate: float, length: int)
         )
     if not int(stats.prefix):
         return "no step has converged: take method='sequential'"
-    steps = int(stats.prefix) / int(stats.iterations)
-    needed = math.ceil(length / steps)
-    said = f"max_iterations={needed} would do, {steps:.2g} steps each"
+    needed, pace = _needed(stats, length)
+    said = f"about {needed} iterations in all ({pace})"
     if jax.default_backend() == "cpu" or needed * math.log2(length) > length:
         return f"{said}; the loop is faster"
-    return said + (" (or try TrustRegion())" if rate > 0 else "")
+    more = " (or try TrustRegion())" if rate > 0 else ""
+    return f"{said}: max_iterations={min(2 * needed, length + 1)}{more}"
+
+
+def _needed(stats: Stats, length: int) -> tuple[int, str]:
+    """Roughly the iterations that all steps take, and the pace so far that says so.
+
+    Chains that amplify differences converge from the start on, mostly at a steady pace. Where
+    recorded residuals fall steadily, all states converge at once, however few have so far.
+    """
+    count = max(1, int(stats.iterations))
+    steps = int(stats.prefix) / count
+    needed, pace = math.ceil(length / steps), f"{steps:.2g} steps each"
+    last = np.ones(0) if stats.residuals is None else np.asarray(stats.residuals)
+    last = last[count // 2 : count + 1]
+    if len(last) > 1 and np.isfinite(last).all() and 0 < last[-1] < last[0]:
+        rate = float(last[-1] / last[0]) ** (1 / (len(last) - 1))
+        more = math.log(ROUNDING * np.finfo(last.dtype).eps / last[-1]) / math.log(rate)
+        if (by_residuals := count + max(1, math.ceil(more))) < needed:
+            needed, pace = by_residuals, f"residuals fall to {rate:.2g} each"
+    return needed, pace

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 from functools import cache
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr import Chain, Newton
+from deeppcr import Chain, Newton, TrustRegion
 from tests.problems import normal, solve
 
 L = 40
@@ -57,6 +58,26 @@ def test_it_stays_true_under_cond(takes_newton):
     assert str(pickle.loads(pickle.dumps(solution))) == str(solution)
 
 
+WHERE = {
+    "jit": lambda f: jax.jit(f)(0.3),
+    "vmap": lambda f: jax.vmap(f)(jnp.array([0.3])),
+    "grad": lambda f: jax.grad(f)(0.3),
+    "shapes": lambda f: jax.eval_shape(f, 0.3),
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_it_is_printed_in_a_few_lines_wherever_it_is(where, capsys):
+    def value(z):
+        print(solution := deeppcr.solve(CHAOS, z, method=Newton(record=True, **SHORT)))
+        return solution.value
+
+    WHERE[where](value)
+    printed = capsys.readouterr().out.splitlines()
+    assert 2 <= len(printed) <= 12
+    assert all(len(line) <= 80 and "Tracer" not in line for line in printed)
+
+
 def test_each_of_a_batch_has_its_own():
     many = jax.vmap(lambda z: deeppcr.solve(CHAIN, z, method="newton"))
     found = jax.jit(many)(normal(2, 3, 2))
@@ -73,17 +94,54 @@ def advice(chain, **options):
     return {name: rest.strip() for name, rest in rows}, solution
 
 
-def test_it_is_said_how_many_iterations_a_chain_would_take(monkeypatch):
-    rows, solution = advice(CHAOS, record=True)
-    rate = rows["growth rate"].removesuffix(" a step")
-    assert float(rate) == pytest.approx(float(solution.stats.growth_rate), rel=1e-2)
-    steps = int(solution.stats.prefix) / int(solution.stats.iterations)
-    said = f"max_iterations={math.ceil(L / steps)} would do, {steps:.2g} steps each"
-    assert rows["advice"] == f"{said}; the loop is faster"
-    assert advice(CHAOS)[0]["advice"] == rows["advice"]
+def lorenz(z, _):
+    x, y, w = z
+    return z + 0.02 * jnp.stack([10 * (y - x), x * (28 - w) - y, x * y - 8 / 3 * w])
+
+
+def network(z, x):
+    return jnp.tanh(normal(0, 3, 3) @ z + x)
+
+
+def map_of_chaos(z, _):
+    return 3.9 * z * (1 - z)
+
+
+ADVISED = {  # a step, options, the iterations before the advice
+    "decays": (network, {"damping": None}, 3),
+    "decays slowly": (network, {"linearize": "zero"}, 16),
+    "by diagonals": (network, {"linearize": "diagonal"}, 8),
+    "forgets nothing": (lambda z, x: z + 0.03 * jnp.cos(z + x), {"linearize": "identity"}, 16),
+    "chaos": (map_of_chaos, {}, 24),
+    "chaos, damped": (map_of_chaos, {"damping": TrustRegion()}, 24),
+    "Lorenz": (lorenz, {}, 24),
+    "Lorenz, damped": (lorenz, {"damping": TrustRegion()}, 8),
+}
+
+
+@pytest.mark.parametrize("name", ADVISED)
+def test_twice_the_iterations_that_are_said_are_enough(name):
+    step, options, spent = ADVISED[name]
+    chain, z0 = Chain(step, normal(1, 300, 3)), jnp.full(3, 0.3)
+    tried = solve(chain, z0, method=Newton(**options, record=True, max_iterations=spent))
+    said = re.search(
+        r"about (\d+) iterations .*; the loop is faster$", " ".join(str(tried).split())
+    )
+    enough = 2 * int(said[1])
+    found = solve(chain, z0, method=Newton(**options, max_iterations=enough, on_failure="return"))
+    assert found.converged
+    assert enough < 8 * found.stats.iterations
+
+
+def test_where_the_loop_is_not_faster_a_budget_is_said(monkeypatch):
+    assert (
+        advice(CHAOS)[0]["advice"]
+        == "about 24 iterations in all (1.7 steps each); the loop is faster"
+    )
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(math, "log2", lambda _: 0.0)
-    assert advice(CHAOS, record=True)[0]["advice"] == f"{said} (or try TrustRegion())"
+    said = advice(CHAOS, record=True)[0]["advice"]
+    assert said == "about 24 iterations in all (1.7 steps each): max_iterations=41 (or"
 
 
 def test_there_is_no_growth_rate_of_states_that_are_not_right():

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from deeppcr.checks import describe, describe_type
+from deeppcr.checks import describe
 from deeppcr.diffusion.output import precise
 from deeppcr.diffusion.table import Table
 
@@ -79,7 +79,7 @@ def inpainted(table: Table, inpaint: Any, x: Array) -> Table:
         return table
     if not isinstance(inpaint, Inpaint):
         raise TypeError(
-            f"inpaint is {describe_type(inpaint)}, expected a deeppcr.diffusion.Inpaint, or None."
+            f"inpaint is {describe(inpaint)}, expected a deeppcr.diffusion.Inpaint, or None."
         )
     image, noise = (
         as_image(f"inpaint.{name}", getattr(inpaint, name), x.shape).astype(x.dtype)

@@ -23,7 +23,7 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.arrays.avals import of_step
 from deeppcr.chain.chain import Chain
-from deeppcr.checks import check_count, describe, describe_type
+from deeppcr.checks import check_count, describe
 from deeppcr.choose import MethodOption, find_method
 from deeppcr.diffusion.gaussian import GAIN, Gaussian
 from deeppcr.diffusion.images import Inpaint, inpainted
@@ -113,7 +113,7 @@ def sample(
     """
     if not isinstance(schedule, Schedule):
         raise TypeError(
-            f"schedule is {describe_type(schedule)}, expected a deeppcr.diffusion.Schedule: "
+            f"schedule is {describe(schedule)}, expected a deeppcr.diffusion.Schedule: "
             "see Schedule.from_config."
         )
     conditioned = bind(model, args)
@@ -180,9 +180,9 @@ def step_noise(key: Array, steps: int, x: Array) -> Array:
 def bind(model: Model, args: tuple[Any, ...]) -> Model:
     """The model as a function of ``x`` and ``t`` alone."""
     if not callable(model):
-        raise TypeError(f"model is {describe_type(model)}, expected a function model(x, t).")
+        raise TypeError(f"model is {describe(model)}, expected a function model(x, t).")
     if not isinstance(args, tuple):
-        raise TypeError(f"args is {describe_type(args)}, expected a tuple, such as (args,).")
+        raise TypeError(f"args is {describe(args)}, expected a tuple, such as (args,).")
     return (lambda x, t: model(x, t, *args)) if args else model
 
 
@@ -201,7 +201,7 @@ def _check_output(
     expected = f"an array of the shape of x_T, {describe(x)}"
     if table.learned:
         expected += ", with one axis twice as long for the learned variance"
-    raise TypeError(f"model returns {describe_type(found)}, expected {expected}.")
+    raise TypeError(f"model returns {describe(found)}, expected {expected}.")
 
 
 def _coarse_guess(table: Table, model: Model, every: int) -> Callable[[Any, Any], Any]:

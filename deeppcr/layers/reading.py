@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from deeppcr.checks import describe, describe_type
+from deeppcr.checks import describe
 from deeppcr.layers.parts import Code, as_callable, is_pair, take_apart
 from deeppcr.layers.pure import InTurn, Seen
 from deeppcr.programs.effects import side_effects
@@ -144,7 +144,7 @@ def listed(layers: Any) -> list[Any]:
     no_lists = str | bytes | dict | jax.Array | np.ndarray
     if not isinstance(layers, Iterable) or isinstance(layers, no_lists):
         raise TypeError(
-            f"layers is {describe_type(layers)}, expected a list of callables layer(x) -> x or of "
+            f"layers is {describe(layers)}, expected a list of callables layer(x) -> x or of "
             "(apply, params), a module with .layers (Sequential), or deeppcr.stack(layers)."
         )
     found = list(layers)
@@ -173,7 +173,8 @@ def call(layer: Any, x: Any, number: int) -> Any:
         called = layer[0] if is_pair(layer) else layer
         while isinstance(called, partial):  # of functools, or of jax.tree_util
             called = called.func
-        name = getattr(called, "__name__", type(called).__name__)
+        is_class = isinstance(called, type)
+        name = describe(called) if is_class else getattr(called, "__name__", type(called).__name__)
         where = f"layers[{number}] ({name}) was given {describe(x)}"
         if type(error) in (TypeError, ValueError):
             error.args = (f"{where}: {error}",)

@@ -41,6 +41,7 @@ at once, long before its first states have.
 # chains and logistic maps, three take more on maps and trained GRUs, none up to 4 times as many.
 
 import dataclasses
+from numbers import Real
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -82,7 +83,7 @@ class TrustRegion:
     radius: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.radius > 0:
+        if not (isinstance(self.radius, Real) and self.radius > 0):
             raise ValueError(f"radius is {describe(self.radius)}, expected a number > 0.")
 
     def limited(

@@ -1,10 +1,10 @@
 """`Plan`: what "auto" takes and why, the structure of a chain, predicted times."""
 
 import dataclasses
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from deeppcr.adjoint import Autodiff
+from deeppcr.checks import folded
 from deeppcr.choose import AdjointOption, Method
 from deeppcr.linearize import Choice
 from deeppcr.newton import Newton
@@ -14,7 +14,6 @@ from deeppcr.structure import Structure
 from depth import Cost, Device
 from depth.report import count, seconds, table
 
-COLUMNS = 80  # of a line
 HEAD = ("forward", "depth", "predicted", "speedup", "")
 UNTRIED = ("  Newton", "", "", "", "not tried: cannot win here")
 
@@ -110,16 +109,11 @@ class Plan:
         """Speedup of forward and backward pass over jax's own gradient of that program."""
         return self.autodiff.seconds / self.gradient[0].seconds
 
-    @property
-    def main(self) -> "Plan":
-        """The plan itself, which once was one for each chain of a list of layers."""
-        return self
-
     def __str__(self) -> str:
         rows = _rows(self.forward) + ([] if self.newton else [UNTRIED])
         body = table(HEAD, [*rows, ("gradient",), *_rows(self.gradient)], "<>>><")
         head = table((), [*self.found.items()], "<<")
-        return f"{_folded(head, max(map(len, self.found)) + 2)}\n\n{_folded(body, 52)}"
+        return f"{folded(head, max(map(len, self.found)) + 2)}\n\n{folded(body, 52)}"
 
 
 def _rows(found: Sequence[Candidate]) -> list[tuple[str, ...]]:
@@ -141,14 +135,6 @@ def _verdict(one: Candidate, plain: Candidate) -> tuple[str, str]:
         return "faster", "less depth" if is_shallower else "cheaper steps"
     more = one.cost.work / max(plain.cost.work, 1)
     return "slower", f"{digits(more)}x the work" if more > 1.2 else ""
-
-
-def _folded(text: str, indent: int) -> str:
-    """The text, whose long lines go on in the next one, indented."""
-    fold = textwrap.TextWrapper(
-        COLUMNS, subsequent_indent=" " * indent, break_on_hyphens=False
-    ).fill
-    return "\n".join(map(fold, text.splitlines()))
 
 
 def digits(ratio: float) -> str:

@@ -111,7 +111,7 @@ BAD = [
     ),
     (
         lambda: sample(model, OF, NOISE, inpaint=(IMAGE, MASK, NOISE), steps=10),
-        *(TypeError, "inpaint is tuple, expected a deeppcr.diffusion.Inpaint, or None"),
+        *(TypeError, "inpaint is tuple.*expected a deeppcr.diffusion.Inpaint, or None"),
     ),
     (painted(IMAGE[0], MASK, NOISE), ValueError, r"inpaint.image is float64\[6\], .* \[3, 6\]"),
     (painted(IMAGE, MASK[:2], NOISE), ValueError, r"inpaint.mask is bool\[2\], .* \[3, 6\]"),

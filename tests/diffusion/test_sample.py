@@ -43,7 +43,7 @@ NOISE = jax.random.normal(jax.random.key(4), (BATCH, WIDTH))
 
 def predict(weights, x, t):
     """A small network, of inputs of any size."""
-    x = x / jnp.sqrt(1 + jnp.square(x).mean())
+    x = x / jnp.sqrt(1 + jnp.square(x).mean(-1, keepdims=True))
     return jnp.tanh(x @ weights["in"] + jnp.asarray(t, x.dtype) / 1000) @ weights["out"]
 
 
@@ -244,7 +244,7 @@ def test_arguments_and_guidance():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: guided(3, 2.0), TypeError, "model is int, expected a function"),
+        (lambda: guided(3, 2.0), TypeError, "model is .*expected a function"),
         (lambda: guided(predict, "much"), TypeError, "scale is 'much', expected a number"),
         (
             lambda: guided(predict, 2)(NOISE, 0, jnp.ones(2), jnp.ones(3)),
@@ -261,12 +261,12 @@ def test_bad_guidance(call, error, message):
 GOOD = {"model": lambda x, t: x, "schedule": schedule("ddim"), "x_T": NOISE, "steps": 10}
 SHAPE = r"expected .* shape of x_T, float64\[3, 6\]"
 BAD = [
-    ("schedule", CONFIGS["ddim"], TypeError, "schedule is dict, expected a deeppcr.diffusion.Sch"),
-    ("model", 3, TypeError, "model is int, expected a function"),
+    ("schedule", CONFIGS["ddim"], TypeError, "schedule is dict.*expected a deeppcr.diffusion.Sch"),
+    ("model", 3, TypeError, "model is .*expected a function"),
     ("model", lambda x, t: x[:, :2], TypeError, rf"model returns float64\[3, 2\], {SHAPE}"),
     # No variance, but two batches.
     ("model", lambda x, t: jnp.concatenate([x, x]), TypeError, rf"float64\[6, 6\], {SHAPE}"),
-    ("model", lambda x, t: (x, x), TypeError, "model returns tuple, expected an array"),
+    ("model", lambda x, t: (x, x), TypeError, "model returns tuple.*expected an array"),
     ("args", NOISE, TypeError, r"args is float64\[3, 6\], expected a tuple"),
     ("x_T", jnp.ones((2, 3), int), TypeError, "x_T has dtype int64, expected a floating one"),
     ("x_T", jnp.float64(1.0), ValueError, r"x_T has shape \[\], expected at least batch_ndim = 1"),

@@ -445,7 +445,7 @@ def test_the_cache_of_jit_does_not_mix_stacks_up():
         ({"a": jnp.sin}, "dict"),
         (jnp.sin, "expected a list"),
         (A, "expected a list"),
-        (3, "int"),
+        (3, "layers is 3"),
     ],
     ids=["nested", "None", "array inside", "reversed", "dict", "function", "array", "int"],
 )

@@ -130,7 +130,7 @@ def test_shared_arrays_are_kept_once():
         (lambda: [dense(0), dense(1, 3, 4)], ValueError, r"layers\[1\]"),
         (lambda: [jnp.sin, lambda x: x], ValueError, r"layers\[1\]"),
         (lambda: [dense(0), 3], TypeError, r"layers\[1\]"),
-        (lambda: 3, TypeError, "int"),
+        (lambda: 3, TypeError, "layers is 3"),
         (
             lambda: [dense(0, static=np.array([i, 1])) for i in range(2)],
             (TypeError, ValueError),

@@ -11,8 +11,9 @@ import pytest
 import deeppcr
 import depth
 from deeppcr import BlockDiagonal, Chain, Newton
+from deeppcr.checks import COLUMNS
 from deeppcr.lower.variants import compiled_for
-from deeppcr.planning.report import COLUMNS, baseline
+from deeppcr.planning.report import baseline
 from tests.planning.chains import CHAINS, L, elementwise, like
 from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle, solve, trajectory
 
@@ -34,7 +35,7 @@ def plan_like(*shape, device="H200", **options):
 
 def found_by(*arguments, **options):
     """The lines above the table of a plan, by their names."""
-    return deeppcr.plan(*arguments, **options).main.found
+    return deeppcr.plan(*arguments, **options).found
 
 
 # -- what was found -------------------------------------------------------------------------------
@@ -71,7 +72,19 @@ def test_what_the_method_asks_for():
 def test_a_batch_whose_examples_mix():
     batch = jnp.zeros((2, 8), jnp.float32)
     mixed = Chain(lambda z, x: z - jnp.broadcast_to(z.mean(0) + x, z.shape), XS)
-    found = found_by(mixed, batch, method="newton", batch_ndim=1, iterations=4)
+    options = {"method": "newton", "batch_ndim": 1}
+    by_blocks = partial(deeppcr.solve, mixed, adjoint="pcr", batch_ndim=1)
+    calls = (
+        partial(deeppcr.solve, mixed, **options),
+        partial(deeppcr.scan, lambda z, x: (mixed.step(z, x), None), xs=XS, **options),
+        partial(deeppcr.forward, mixed, **options),
+        jax.grad(lambda z: by_blocks(z).value.sum()),
+    )
+    for size, call in enumerate(calls, 3):  # another shape, so that each is traced
+        with pytest.warns(UserWarning, match="batch may influence each other.* batch_ndim=0"):
+            jax.eval_shape(call, jnp.zeros((size, 8)).astype("float32"))
+    with pytest.warns(UserWarning, match="batch_ndim=0"):
+        found = found_by(mixed, batch, iterations=4, **options)
     assert found["chain"].endswith("of 8 entries, a batch of 2")
     assert "examples of a batch may influence each other" in found["structure"]
     assert "not exact" in found["linearize"]
@@ -81,7 +94,7 @@ def test_a_sequential_plan_says_no_more_of_newtons_method_than_that_it_is_not_tr
     plan = str(deeppcr.plan(DENSE, SHAPE))
     (line,) = (line for line in plan.splitlines() if "newton" in line.lower())
     assert line.endswith("not tried: cannot win here")
-    assert deeppcr.plan(DENSE, SHAPE, iterations=3).main.newton.iterations == 3
+    assert deeppcr.plan(DENSE, SHAPE, iterations=3).newton.iterations == 3
 
 
 # -- what it takes --------------------------------------------------------------------------------
@@ -107,7 +120,7 @@ def test_a_step_is_planned_as_scan_takes_it():
 
     xs = normal(0, 64, 4)
     found = deeppcr.plan(counting, (jnp.int32(0), xs[0]), xs, method="newton")
-    assert found.main.found["chain"] == "64 steps, a state of 4 entries"
+    assert found.found["chain"] == "64 steps, a state of 4 entries"
     ours = partial(deeppcr.scan, method=found.method, adjoint=found.adjoint)
     both = jax.jit(lambda: [scan(counting, (0, xs[0]), xs) for scan in (ours, jax.lax.scan)])
     assert_agree(*both())
@@ -152,8 +165,8 @@ def test_the_device_decides():
     here = deeppcr.plan(*like())
     assert here.method == deeppcr.Sequential()
     assert here.predicted_speedup == 1
-    assert here.main.device == depth.at_hand()
-    assert deeppcr.plan(*like(1, 2), device="h200").main.device is depth.devices["H200"]
+    assert here.device == depth.at_hand()
+    assert deeppcr.plan(*like(1, 2), device="h200").device is depth.devices["H200"]
     for device in ("H2000", "", "gpu", 3):
         with pytest.raises(ValueError, match="device") as error:
             deeppcr.plan(*like(), device=device)
@@ -163,7 +176,7 @@ def test_the_device_decides():
 @cache
 def slowly():
     chain, z0 = CHAINS["gru"]
-    return deeppcr.plan(chain, jax.eval_shape(lambda: z0), device=SLOW_LOOPS, method="pcr").main
+    return deeppcr.plan(chain, jax.eval_shape(lambda: z0), device=SLOW_LOOPS, method="pcr")
 
 
 @pytest.mark.parametrize("direction", ["forward", "gradient"])
@@ -198,7 +211,7 @@ def test_what_is_printed():
         assert all(line == line.rstrip() and len(line) <= COLUMNS for line in text.splitlines())
         assert text.count("chosen") == 3  # above the table, and a row of each kind
         for kind in ("forward", "gradient"):
-            candidates = getattr(found.main, kind)
+            candidates = getattr(found, kind)
             names = [each.name for each in candidates]
             assert len(set(names)) == len(names)
             assert all(f"  {name}  " in text for name in names)
@@ -210,7 +223,7 @@ def test_what_is_printed():
 
 def test_more_iterations_never_promise_more():
     found = [plan_like(64, 1024, iterations=n, device="TPU v5e") for n in (np.int64(1), 10**6)]
-    assert [plan.main.newton.iterations for plan in found] == [1, 10**6]
+    assert [plan.newton.iterations for plan in found] == [1, 10**6]
     assert isinstance(found[0].method, Newton)
     assert isinstance(found[1].method, deeppcr.Sequential)
 
@@ -220,8 +233,8 @@ def test_a_chain_that_amplifies_differences_gets_no_promise():
     chain = Chain(lambda z, _: 3.9 * z * (1 - z), length=1024)
     found = deeppcr.plan(chain, z0, **options)
     assert isinstance(found.method, deeppcr.Sequential)
-    assert found.main.newton.iterations > 500
-    assert " of 1024 states converge in " in found.main.found["because"]
+    assert found.newton.iterations > 500
+    assert " of 1024 states converge in " in found.found["because"]
     blind = deeppcr.plan(chain, jax.eval_shape(lambda: z0), **options)
     assert isinstance(blind.method, Newton)
     assert "x if the chain forgets its past" in str(blind).splitlines()[0]
@@ -234,9 +247,9 @@ def test_a_long_chain_that_forgets_is_tried_on_a_part():
     chain = Chain(elementwise, normal(0, 30_000, 4))
     found = deeppcr.plan(chain, normal(1, 4), device="TPU v5e")
     assert isinstance(found.method, Newton)
-    assert "its first 1024 steps" in found.main.found["iterations"]
+    assert "its first 1024 steps" in found.found["iterations"]
     iterations = solve(chain, normal(1, 4), method="newton").stats.iterations
-    assert abs(int(iterations) - found.main.newton.iterations) <= 2
+    assert abs(int(iterations) - found.newton.iterations) <= 2
     assert "if the chain" not in str(found)
 
 
@@ -244,7 +257,7 @@ def test_blocks_that_are_not_exact_are_tried_as_such():
     weight = jnp.array([[0.1, 0.9], [-0.9, 0.1]])
     chain, start = Chain(lambda z, x: jnp.tanh(weight @ z + x), normal(0, 1024, 2)), normal(1, 2)
     exact, diagonal = (
-        deeppcr.plan(chain, start, method=Newton(linearize=name)).main.newton.iterations
+        deeppcr.plan(chain, start, method=Newton(linearize=name)).newton.iterations
         for name in ("dense", "diagonal")
     )
     assert diagonal > 3 * exact
