@@ -15,6 +15,8 @@ from jax import lax
 from numpy import int8, int32, uint8, uint32
 
 import depth
+from depth.jaxprs import Program
+from depth.known import LARGEST, Known
 from tests.depth.cases import Case, check, f, i, sines, table
 
 
@@ -245,3 +247,18 @@ def test_a_bound_that_the_program_computes_from_nothing():
     found = depth.analyze(run, 1.0)
     assert not found.unknown
     assert found.depth >= 5
+
+
+@pytest.mark.parametrize(
+    ("size", "equations", "is_known"),
+    [(1, 65, True), (1, 66, False), (LARGEST, 2, True), (LARGEST + 1, 2, False)],
+)
+def test_integers_are_known_up_to_a_limit(size, equations, is_known):
+    def count():
+        n = lax.iota("int32", size)
+        for _ in range(equations - 1):
+            n = n + 1
+        return n
+
+    program = Program.of(jax.make_jaxpr(count)())
+    assert (Known(program).value(program.outvars[0]) is not None) == is_known

@@ -1,8 +1,10 @@
 """What depends on the inputs alone is computed before the loop; the answer is the loop's."""
 
+import itertools
 from functools import partial
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from tests.problems import assert_agree, normal
 N, D, L = 3, 17, 11  # products with inputs have more terms than those that stay in the loop
 W, U = normal(0, D, 3 * N, scale=0.3), normal(1, N, 3 * N, scale=0.5)
 Z, XS = normal(2, 2, N), normal(3, L, 2, D)
+NUMBERS, ONE = itertools.count(), jax.ShapeDtypeStruct((), "float64")
 KEY, RBG = (jax.random.key(0, impl=impl) for impl in ("threefry2x32", "rbg"))
 
 
@@ -48,6 +51,12 @@ def noisy(z, key):
     return z, z
 
 
+def numbered(z, x):
+    """A step that adds another number each time, by an effect that reads the same each time."""
+    number = jax.experimental.io_callback(lambda w: w * (next(NUMBERS) % L), ONE, W[0, 0])
+    return gru(z + number, x)
+
+
 STEPS = {
     "a product": (gru, Z, XS),
     "slices of an input": (gated, Z, normal(5, L, 2, 3 * N)),
@@ -55,6 +64,7 @@ STEPS = {
     "of one term": (lambda z, x: gated(z, x @ W[:1]), Z, XS[..., :1]),
     "a counter and a key": (counted, (Z, 0, KEY), XS),
     "an inner loop": (with_an_inner_loop, Z, XS),
+    "a side effect": (numbered, Z, XS),
 }
 NOTHING = {
     "few terms": (lambda z, x: (jnp.tanh(z @ U[:, :N] + x @ U[:, :N]), None), Z, XS[..., :N]),

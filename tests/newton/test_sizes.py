@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.newton.convergence import Convergence, Criterion
+from deeppcr.newton.convergence import Convergence, Criterion, members
 from tests.problems import normal, solve, trajectory
 
 LENGTH = 120
@@ -137,3 +137,15 @@ def test_residual_and_update_have_to_be_small_at_every_step(spoilt, prefix, quad
         return criterion(*arrays, jnp.int32(1), Convergence.unknown(states))
 
     assert judged(value, states, states, update).converged == prefix
+
+
+def test_a_window_that_moves_takes_the_history_of_its_steps_along():
+    old = Convergence.unknown(jnp.ones((3, 2)))._replace(
+        update_norm=jnp.arange(3.0), contraction=jnp.arange(3.0) / 4
+    )
+    stays = old.shifted(jnp.int32(0), jnp.zeros(3, bool), jnp.int32(7))
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, stays, old))
+    moved = old.shifted(jnp.int32(1), jnp.arange(3) == 2, jnp.int32(7))
+    assert moved.update_norm.tolist() == [1, 2, np.inf]
+    assert moved.contraction.tolist() == [0.25, 0.5, np.inf]
+    assert [float(x) for x in members(moved.history, 4)] == [np.inf, np.inf, 6, 6]

@@ -244,6 +244,8 @@ def test_a_method_of_the_users_keeps_its_adjoint_parallel_where_that_pays():
     chain = of_zoo("gru", 64, 1024, 64)
     assert choose_adjoint(chain, Newton(), "cpu").option == Backpropagation()
     assert choose_adjoint(chain, None, "cpu").option == Autodiff()  # wide products
+    narrower = of_zoo("lstm", 128, 64, 1)  # a fifth of them: 1.6 times as fast by backpropagation
+    assert choose_adjoint(narrower, None, "cpu").option == Backpropagation()
     assert choose_adjoint(chain, Newton(), "cuda").option == Adjoint()
 
 
