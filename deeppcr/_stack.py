@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from deeppcr.api import forward
-from deeppcr.checks import describe
+from deeppcr.checks import check_type
 from deeppcr.layers import Repeated, repeated
 from deeppcr.layers.repeated import STATIC
 
@@ -90,8 +90,5 @@ def unstack(stacked: Stack) -> list[Any]:
         >>> [layer(1.0).tolist() for layer in deeppcr.unstack(deeppcr.stack(layers))]
         [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
     """
-    if not isinstance(stacked, Stack):
-        raise TypeError(
-            f"stacked is {describe(stacked)}, expected the result of deeppcr.stack(layers)."
-        )
+    check_type("stacked", stacked, Stack, "the result of deeppcr.stack(layers)")
     return stacked.layers()

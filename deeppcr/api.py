@@ -16,7 +16,7 @@ from deeppcr.arrays.state import check_batch
 from deeppcr.axis import LOCAL
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_carry, with_outputs
-from deeppcr.checks import describe, leaves_as_arrays, unknown_keyword
+from deeppcr.checks import check_type, describe, leaves_as_arrays, unknown_keyword
 from deeppcr.choose import (
     AdjointOption,
     Auto,
@@ -108,8 +108,7 @@ def scan(
     given = None if jax.tree.leaves(xs) else length  # with `xs` jax takes no symbolic length
     plain = partial(jax.lax.scan, f, init, xs, given, reverse, unroll, _split_transpose)
     try:
-        if not callable(f):
-            raise TypeError(f"f is {describe(f)}, expected a function: f(carry, x) -> (carry, y).")
+        check_type("f", f, Callable, "a function: f(carry, x) -> (carry, y)")
         length, trips = chain_length(xs, length, "xs"), _steps_in_a_trip(unroll)
         if _is_plain(chosen, wanted) or length == 0:
             return _plainly(plain(), chosen, length)[0]

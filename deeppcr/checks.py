@@ -53,10 +53,10 @@ def check_name(name: str, value: Any, known: Iterable[str], objects: str) -> Non
         )
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Raise unless it is True or False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} is {describe(value)}, expected True or False.")
+def check_type(name: str, value: Any, accepted: Any, expected: str) -> None:
+    """Raise unless ``value`` is of the ``accepted`` types; `Callable` is one of them."""
+    if not isinstance(value, accepted):
+        raise TypeError(f"{name} is {describe(value)}, expected {expected}.")
 
 
 def check_tolerance(name: str, value: Any, optional: bool = False) -> None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.checks import describe
+from deeppcr.checks import check_type
 from deeppcr.solution import Result, Run, SolvedBy
 
 Function = Callable[[Any, Any, Any], None]
@@ -24,11 +24,8 @@ Progress = bool | Function | None
 
 def check_progress(progress: Any) -> None:
     """Raise unless it is None, a bool, or a function."""
-    if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise TypeError(
-            f"progress is {describe(progress)}, "
-            "expected a function of iteration, prefix and residual, True, or None."
-        )
+    expected = "a function of iteration, prefix and residual, True, or None"
+    check_type("progress", progress, bool | Callable | None, expected)
 
 
 @dataclasses.dataclass(frozen=True)

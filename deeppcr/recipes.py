@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.checks import check_count, describe
+from deeppcr.checks import check_count, check_type, describe
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -108,8 +108,7 @@ def delay(f: Callable[[tuple[Any, ...], Any], Any], k: int) -> Delay:
     References:
         H. Lütkepohl, *New Introduction to Multiple Time Series Analysis*, 2005, section 2.1.1.
     """
-    if not callable(f):
-        raise TypeError(f"f is {type(f).__name__}, expected a function f(states, x) -> state.")
+    check_type("f", f, Callable, "a function f(states, x) -> state")
     check_count("k", k, "how many states f reads")
     return Delay(f, operator.index(k))
 
@@ -195,10 +194,7 @@ def resetting(step: Step, initial: Any) -> Step:
 
 def _with_flags(step: Any, name: str, apply: Callable[[Any, Any, Array], tuple[Any, Any]]) -> Step:
     """A step whose inputs are those of ``step`` and flags of this ``name``."""
-    if not callable(step):
-        raise TypeError(
-            f"step is {describe(step)}, expected a function: step(carry, x) -> (carry, y)."
-        )
+    check_type("step", step, Callable, "a function: step(carry, x) -> (carry, y)")
 
     def with_flags(carry: Any, inputs: Any) -> tuple[Any, Any]:
         if not (isinstance(inputs, tuple | list) and len(inputs) == 2):

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.arrays.state import Leaves
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
-from deeppcr.checks import check_count, check_flag, suggests_keywords
+from deeppcr.checks import check_count, check_type, suggests_keywords
 from deeppcr.lower import CannotFuse, FusedStep, fused_scan, is_for_gpus, kernels_run
 from deeppcr.progress import Progress, check_progress
 from deeppcr.solution import Run
@@ -44,8 +44,9 @@ class Sequential:
             computed by it if the adjoint is an `Adjoint`, or "backprop", which is one kernel, too.
 
     Raises:
-        ValueError: ``fused`` is no bool; or, in a call, the step has no such kernel, or its chain
-            is sharded. The message says why.
+        TypeError: an option has a wrong type.
+        ValueError: in a call with ``fused``, the step has no such kernel, or its chain is sharded.
+            The message says why.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: z + x, jnp.array([2.0, 5.0, 4.0]))
@@ -61,7 +62,7 @@ class Sequential:
     def __post_init__(self) -> None:
         check_count("unroll", self.unroll, "how many steps per trip")
         check_progress(self.progress)
-        check_flag("fused", self.fused)
+        check_type("fused", self.fused, bool, "True or False")
 
     def bind(self, chain: TracedChain, unpadded: TracedChain) -> "Sequential | FusedLoop":
         """The solver of a chain."""

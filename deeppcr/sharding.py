@@ -28,7 +28,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.axis import ChainSharding, MeshAxis, check_mesh_axis, count_devices
 from deeppcr.chain.chain import Chain, TracedChain, trace_chain
 from deeppcr.chain.step import Extended
-from deeppcr.checks import describe
+from deeppcr.checks import check_type
 from deeppcr.linear import Sharded
 from deeppcr.programs.retrace import retyped
 from deeppcr.solution import Run
@@ -65,11 +65,8 @@ def shard(chain: Chain, mesh: Mesh, axis: MeshAxis = "chain") -> Chain:
         >>> deeppcr.solve(chain, jnp.array(0.5)).trajectory.shape
         (64,)
     """
-    if not isinstance(chain, Chain):
-        raise TypeError(
-            f"chain is {describe(chain)}, expected a deeppcr.Chain; "
-            "for layers: Chain.from_layers(layers, x)."
-        )
+    remedy = "a deeppcr.Chain; for layers: Chain.from_layers(layers, x)"
+    check_type("chain", chain, Chain, remedy)
     check_mesh_axis(mesh, axis)
     even = (chain.length or 0) % count_devices(mesh, axis) == 0
     inputs = jax.device_put(chain.inputs, NamedSharding(mesh, P(axis) if even else P()))

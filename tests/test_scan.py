@@ -54,6 +54,7 @@ def test_every_problem_method_and_adjoint_is_tried():
     assert tuple(map(set, zip(*CASES, strict=True))) == there
 
 
+@pytest.mark.filterwarnings("ignore:the examples of a batch")  # of batch norm
 @pytest.mark.parametrize(("problem", "method", "adjoint"), CASES)
 def test_agrees_with_lax_scan(problem, method, adjoint):
     problem = PROBLEMS[problem]

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.axis.devices import DeviceAxis
 from deeppcr.axis.explicit import with_auto_types
 from deeppcr.axis.local import ChainAxis
-from deeppcr.checks import describe
+from deeppcr.checks import check_type
 
 MeshAxis = str | tuple[str, ...]
 """The name of a mesh axis, or several, of which the first varies slowest."""
@@ -20,10 +20,8 @@ MeshAxis = str | tuple[str, ...]
 
 def check_mesh_axis(mesh: Any, axis: Any, name: str = "axis") -> None:
     """Raise unless ``mesh`` is a mesh and ``axis`` names one of its axes, or several in a tuple."""
-    if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
-        raise TypeError(
-            f"mesh is {describe(mesh)}, expected a jax.sharding.Mesh, as jax.make_mesh returns."
-        )
+    meshes = jax.sharding.Mesh | jax.sharding.AbstractMesh
+    check_type("mesh", mesh, meshes, "a jax.sharding.Mesh, as jax.make_mesh returns")
     names = _names(axis)
     if not names or any(part not in mesh.axis_names for part in names):
         known = ", ".join(map(repr, mesh.axis_names))

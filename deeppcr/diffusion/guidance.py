@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from deeppcr.checks import describe
+from deeppcr.checks import check_type, describe
 from deeppcr.diffusion.output import doubled_axis, split
 
 
@@ -48,8 +48,7 @@ def guided(
         >>> solution.value.shape
         (2, 4)
     """
-    if not callable(model):
-        raise TypeError(f"model is {describe(model)}, expected a function model(x, t, condition).")
+    check_type("model", model, Callable, "a function model(x, t, condition)")
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
     is_array = hasattr(scale, "dtype") and jnp.issubdtype(scale.dtype, jnp.floating)
     if not (is_number or is_array):

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from deeppcr.checks import describe
+from deeppcr.checks import check_type, describe
 from deeppcr.diffusion.output import precise
 from deeppcr.diffusion.table import Table
 
@@ -77,10 +77,7 @@ def inpainted(table: Table, inpaint: Any, x: Array) -> Table:
     """The table for samples like ``x``; itself if there is no ``inpaint``."""
     if inpaint is None:
         return table
-    if not isinstance(inpaint, Inpaint):
-        raise TypeError(
-            f"inpaint is {describe(inpaint)}, expected a deeppcr.diffusion.Inpaint, or None."
-        )
+    check_type("inpaint", inpaint, Inpaint, "a deeppcr.diffusion.Inpaint, or None")
     image, noise = (
         as_image(f"inpaint.{name}", getattr(inpaint, name), x.shape).astype(x.dtype)
         for name in ("image", "noise")

@@ -23,7 +23,7 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.arrays.avals import of_step
 from deeppcr.chain.chain import Chain
-from deeppcr.checks import check_count, describe
+from deeppcr.checks import check_count, check_type, describe
 from deeppcr.choose import MethodOption, find_method
 from deeppcr.diffusion.gaussian import GAIN, Gaussian
 from deeppcr.diffusion.images import Inpaint, inpainted
@@ -111,11 +111,8 @@ def sample(
         of Diffusion Models*, NeurIPS 2023. Z. Tang et al., *Accelerating Parallel Sampling of
         Diffusion Models*, ICML 2024.
     """
-    if not isinstance(schedule, Schedule):
-        raise TypeError(
-            f"schedule is {describe(schedule)}, expected a deeppcr.diffusion.Schedule: "
-            "see Schedule.from_config."
-        )
+    remedy = "a deeppcr.diffusion.Schedule: see Schedule.from_config"
+    check_type("schedule", schedule, Schedule, remedy)
     conditioned = bind(model, args)
     check_count("steps", steps, "how many denoising steps")
     check_count("coarse", coarse, "how many steps there are per model call", optional=True)
@@ -179,10 +176,8 @@ def step_noise(key: Array, steps: int, x: Array) -> Array:
 
 def bind(model: Model, args: tuple[Any, ...]) -> Model:
     """The model as a function of ``x`` and ``t`` alone."""
-    if not callable(model):
-        raise TypeError(f"model is {describe(model)}, expected a function model(x, t).")
-    if not isinstance(args, tuple):
-        raise TypeError(f"args is {describe(args)}, expected a tuple, such as (args,).")
+    check_type("model", model, Callable, "a function model(x, t)")
+    check_type("args", args, tuple, "a tuple, such as (args,)")
     return (lambda x, t: model(x, t, *args)) if args else model
 
 

@@ -22,7 +22,7 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, trace
-from deeppcr.checks import describe
+from deeppcr.checks import check_type, describe
 from deeppcr.linear import Blocks
 from deeppcr.linearize.exact import Exact, exact_linearization, find_linearization
 from deeppcr.linearize.linearization import Linearization
@@ -144,11 +144,8 @@ class Surrogate(Linearization):
     linearize: str | Linearization = "auto"
 
     def __post_init__(self) -> None:
-        if not callable(self.step):
-            raise TypeError(
-                f"step is {describe(self.step)}, expected a function with the signature of the "
-                "chain's step."
-            )
+        signature = "a function with the signature of the chain's step"
+        check_type("step", self.step, Callable, signature)
         find_linearization(self.linearize)
 
     def traced(self, chain: TracedChain) -> Linearization:

@@ -52,7 +52,8 @@ class Choice:
         if self.mixes:
             warnings.warn(
                 f"{MIXED}, so the {self.linearization} Jacobian of each is approximate: more "
-                "iterations, the same answer. With batch_ndim=0 the batch as a whole is the state.",
+                "iterations, the same answer. If they do, batch_ndim=0 makes the whole batch one "
+                "state. If they do not, jax.vmap of one example shows it.",
                 stacklevel=1,  # one place, so that Python shows it once
             )
         return constant(self.linearization)
@@ -109,8 +110,8 @@ def choose_linearization(
             f"so {window} at once"
         )
     is_exact = chosen.is_exact(step, layout)
-    is_part = isinstance(chosen, Dense | Diagonal | BlockDiagonal) and bool(layout.batch_shape)
-    mixes = is_part and not (is_exact or find_structure(step, layout).separate)
+    is_part = isinstance(chosen, Dense | Diagonal | BlockDiagonal)
+    mixes = is_part and find_structure(step, layout).mixes
     return Choice(chosen, min(length, window or length), is_exact, "; ".join(reasons), mixes)
 
 

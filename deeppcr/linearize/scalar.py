@@ -16,7 +16,7 @@ from jax import Array
 from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, users_input
-from deeppcr.checks import describe
+from deeppcr.checks import check_type, describe
 from deeppcr.linear import Blocks, Scalars, Zeros
 from deeppcr.linearize.linearization import Linearization
 
@@ -61,11 +61,8 @@ class Scalar(Linearization):
                 f"coefficient is {describe(self.coefficient)}, expected a real number, "
                 "or an array with one for each step."
             )
-        if self.of_input is not None and not callable(self.of_input):
-            raise TypeError(
-                f"of_input is {describe(self.of_input)}, "
-                "expected a function of the step's input, or None."
-            )
+        expected = "a function of the step's input, or None"
+        check_type("of_input", self.of_input, Callable | None, expected)
 
     def check(self, step: Step, length: int) -> None:
         shape, dtype = jnp.shape(self.coefficient), jnp.result_type(self.coefficient)

@@ -104,11 +104,7 @@ class Anderson:
     regularization: float = 1e-4
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.history, bool)
-            or not isinstance(self.history, int)
-            or not 1 <= self.history <= LONGEST
-        ):
+        if type(self.history) is not int or not 1 <= self.history <= LONGEST:
             raise ValueError(
                 f"history is {describe(self.history)}, expected an integer from 1 to {LONGEST}."
             )

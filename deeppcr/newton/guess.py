@@ -12,7 +12,7 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import TracedChain
-from deeppcr.checks import check_count, check_name, describe
+from deeppcr.checks import check_count, check_name, check_type
 from deeppcr.newton.precision import cast
 
 
@@ -50,8 +50,7 @@ class Coarse:
 
     def __post_init__(self) -> None:
         check_count("every", self.every, "how many steps a coarse one stands for")
-        if self.step is not None and not callable(self.step):
-            raise TypeError(f"step is {describe(self.step)}, expected a function, or None.")
+        check_type("step", self.step, Callable | None, "a function, or None")
 
     def trajectory(self, carry: Carry, chain: TracedChain) -> Leaves:
         """Leaves of the states ``z_1 .. z_L``."""

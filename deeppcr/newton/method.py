@@ -25,8 +25,8 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import (
     check_count,
-    check_flag,
     check_tolerance,
+    check_type,
     describe,
     did_you_mean,
     suggests_keywords,
@@ -155,16 +155,11 @@ class Newton:
         check_count("max_iterations", self.max_iterations, "how many iterations", optional=True)
         check_count("window", self.window, "how many steps", optional=True)
         check_count("memory", self.memory, "how many bytes", optional=True)
-        is_known = self.damping is None or isinstance(self.damping, TrustRegion)
-        if not is_known and self.damping != "auto":
-            raise TypeError(
-                f'damping is {describe(self.damping)}, expected "auto", TrustRegion(...) or None.'
-            )
-        if self.acceleration is not None and not isinstance(self.acceleration, Anderson):
-            raise TypeError(
-                f"acceleration is {describe(self.acceleration)}, expected Anderson(...) or None."
-            )
-        check_flag("record", self.record)
+        if self.damping != "auto":
+            expected = '"auto", TrustRegion(...) or None'
+            check_type("damping", self.damping, TrustRegion | None, expected)
+        check_type("acceleration", self.acceleration, Anderson | None, "Anderson(...) or None")
+        check_type("record", self.record, bool, "True or False")
         check_progress(self.progress)
         if self.on_failure not in get_args(OnFailure):
             raise ValueError(

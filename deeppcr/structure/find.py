@@ -41,11 +41,13 @@ class Structure:
         groups: int32 ``[m, k]``, entries of the state as one vector (`StateLayout.flatten`).
             Entries in different rows do not influence each other. Every entry is in one row; rows
             are padded by -1. k is the size of the largest group, and smaller ones may share a row.
-        separate: no example of a batch can influence another, here or on another device.
+        mixes: an example of a batch may influence another.
+        separate: none can, nor can another device.
         mixed_by: the operation that joined most entries, and its line; "" if elementwise.
     """
 
     groups: Array
+    mixes: bool
     separate: bool
     mixed_by: str
 
@@ -84,20 +86,17 @@ def find_structure(step: Step, layout: StateLayout) -> Structure:
         one = dataclasses.replace(layout, batch_shape=layout.batch_shape[1:])
         found[layout] = find_structure(step.example, one)  # `jax.vmap` keeps examples separate
     if layout not in found:
-        lowest, separate, mixed_by = connect(step, layout)
-        found[layout] = Structure(_rows(lowest), separate, mixed_by)
+        lowest, mixes, separate, mixed_by = connect(step, layout)
+        found[layout] = Structure(_rows(lowest), mixes, separate, mixed_by)
     return found[layout]
 
 
-def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, str]:
-    """The lowest entry of each entry's group, and whether examples are separate.
-
-    The third result is the operation that joined most of them.
-    """
+def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, bool, str]:
+    """The lowest entry of each entry's group, and what else a `Structure` has."""
     groups = Groups(layout.batch_size * layout.width)
     entries = groups.parent[1:].reshape(layout.batch_size, layout.width).copy()
     if entries.size == 0:
-        return np.arange(layout.width), True, ""
+        return np.arange(layout.width), False, True, ""
     before = _leaves(entries, layout)
     walk = Walk(groups, KNOWN)
     after = walk.program(
@@ -112,7 +111,8 @@ def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, str]:
     most = max(groups.joins, key=groups.joins.__getitem__, default=None)
     is_elementwise = len(set(lowest.tolist())) == len(lowest)
     mixed_by = "" if is_elementwise else _name(most)
-    return lowest, _are_separate(groups, entries) and not walk.across_devices, mixed_by
+    mixes = _mixes(groups, entries)
+    return lowest, mixes, not (mixes or walk.across_devices), mixed_by
 
 
 def _leaves(entries: Array, layout: StateLayout) -> list[Array]:
@@ -124,13 +124,13 @@ def _leaves(entries: Array, layout: StateLayout) -> list[Array]:
     ]
 
 
-def _are_separate(groups: Groups, entries: Array) -> bool:
-    """Whether no group has entries of several examples."""
+def _mixes(groups: Groups, entries: Array) -> bool:
+    """Whether a group has entries of several examples."""
     roots = groups.find(entries)
     example = np.broadcast_to(np.arange(len(entries))[:, None], entries.shape)
     first = np.full(len(groups.parent), len(entries))
     np.minimum.at(first, roots, example)
-    return bool((first[roots] == example).all())
+    return bool((first[roots] != example).any())
 
 
 def _of_one_example(groups: Groups, entries: Array) -> Array:

@@ -82,7 +82,7 @@ def test_it_says_why_there_is_no_kernel(f, reason):
 
 
 def test_bad_options():
-    with pytest.raises(ValueError, match="fused is 1, expected True or False"):
+    with pytest.raises(TypeError, match="fused is 1, expected True or False"):
         Sequential(fused=1)
 
 

@@ -121,33 +121,23 @@ def test_shared_arrays_are_kept_once():
     assert_agree(loop(deeppcr.unstack(deeppcr.stack(mixed)), X), loop(mixed, X))
 
 
-@pytest.mark.parametrize(
-    ("layers", "error", "words"),
-    [
-        (list, ValueError, "empty"),
-        (lambda: [dense(0), dense(1, static="relu")], ValueError, r"layers\[1\]"),
-        (lambda: [*denses(3), jnp.sin], ValueError, r"layers\[3\]"),
-        (lambda: [dense(0), dense(1, 3, 4)], ValueError, r"layers\[1\]"),
-        (lambda: [jnp.sin, lambda x: x], ValueError, r"layers\[1\]"),
-        (lambda: [dense(0), 3], TypeError, r"layers\[1\]"),
-        (lambda: 3, TypeError, "layers is 3"),
-        (
-            lambda: [dense(0, static=np.array([i, 1])) for i in range(2)],
-            (TypeError, ValueError),
-            r"layers\[",
-        ),
-    ],
-    ids=[
-        "empty",
-        "fields",
-        "a last one",
-        "shapes",
-        "functions",
-        "no layer",
-        "no list",
-        "static arrays",
-    ],
-)
+WRONG = {
+    "empty": (list, ValueError, "empty"),
+    "fields": (lambda: [dense(0), dense(1, static="relu")], ValueError, r"layers\[1\]"),
+    "a last one": (lambda: [*denses(3), jnp.sin], ValueError, r"layers\[3\]"),
+    "shapes": (lambda: [dense(0), dense(1, 3, 4)], ValueError, r"layers\[1\]"),
+    "functions": (lambda: [jnp.sin, lambda x: x], ValueError, r"layers\[1\]"),
+    "no layer": (lambda: [dense(0), 3], TypeError, r"layers\[1\]"),
+    "no list": (lambda: 3, TypeError, "layers is 3"),
+    "static arrays": (
+        lambda: [dense(0, static=np.array([i, 1])) for i in range(2)],
+        (TypeError, ValueError),
+        r"layers\[",
+    ),
+}
+
+
+@pytest.mark.parametrize(("layers", "error", "words"), WRONG.values(), ids=WRONG)
 def test_what_cannot_be_stacked(layers, error, words):
     with pytest.raises(error, match=words):
         deeppcr.stack(layers())

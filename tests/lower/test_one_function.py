@@ -143,31 +143,26 @@ def test_all_operations_compile(dtype):
     assert_agree(ours(z), jax.jit(partial(all_of_them, jax.lax.scan))(z))
 
 
-@pytest.mark.parametrize(
-    ("step", "carry"),
-    [
-        (lambda z, x: (jnp.sort(z) * 0.5 + x, z), Z),
-        (lambda z, x: (jnp.tanh(z @ jnp.ones((N, 4000))) @ jnp.ones((4000, N)) + x, z), Z),
-        (lambda z, x: (0.5 * z + jax.lax.cond(z[0, 0] > 0, jnp.sin, jnp.cos, x), z), Z),
-        (lambda z, x: (z * 0.5 + x.astype(z.dtype), z), Z.astype(jnp.bfloat16)),
-        (lambda z, x: (z * 0.5 - jnp.einsum("bi,bi->", z, x) * 0.1 + x, z), Z),
-        (lambda z, x: (z + convolve(jnp.repeat(z, 32, 1), CHANNELS, 3, 4, 32)[:, :N] + x, z), Z),
-        (lambda z, x: (z.at[jnp.array([0, 2])].add(x[:2]) * 0.5, z), Z),
-        (lambda z, x: (0.5 * jnp.tile(z, 64)[:, :N] + x, z), Z),
-        (lambda z, x: (jnp.tanh(sum(z @ W for _ in range(30)) / 30 + x), z), Z),
-    ],
-    ids=[
-        "sort",
-        "large product",
-        "branch",
-        "bfloat16",
-        "two contracted axes",
-        "convolution",
-        "scatter",
-        "large array",
-        "many products",
-    ],
-)
+OTHERS = {
+    "sort": (lambda z, x: (jnp.sort(z) * 0.5 + x, z), Z),
+    "large product": (
+        lambda z, x: (jnp.tanh(z @ jnp.ones((N, 4000))) @ jnp.ones((4000, N)) + x, z),
+        Z,
+    ),
+    "branch": (lambda z, x: (0.5 * z + jax.lax.cond(z[0, 0] > 0, jnp.sin, jnp.cos, x), z), Z),
+    "bfloat16": (lambda z, x: (z * 0.5 + x.astype(z.dtype), z), Z.astype(jnp.bfloat16)),
+    "two contracted axes": (lambda z, x: (z * 0.5 - jnp.einsum("bi,bi->", z, x) * 0.1 + x, z), Z),
+    "convolution": (
+        lambda z, x: (z + convolve(jnp.repeat(z, 32, 1), CHANNELS, 3, 4, 32)[:, :N] + x, z),
+        Z,
+    ),
+    "scatter": (lambda z, x: (z.at[jnp.array([0, 2])].add(x[:2]) * 0.5, z), Z),
+    "large array": (lambda z, x: (0.5 * jnp.tile(z, 64)[:, :N] + x, z), Z),
+    "many products": (lambda z, x: (jnp.tanh(sum(z @ W for _ in range(30)) / 30 + x), z), Z),
+}
+
+
+@pytest.mark.parametrize(("step", "carry"), OTHERS.values(), ids=OTHERS)
 def test_others_run_as_they_are(step, carry):
     xs = jnp.asarray(XS, carry.dtype)
     assert not is_marked(partial(scan, step), carry, xs)

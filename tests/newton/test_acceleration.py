@@ -137,18 +137,6 @@ def test_steps_that_leave_a_window_count_on():
     assert_agree([z[: L - COUNT] for z in inside], [z[COUNT:] for z in whole], 1e-10)
 
 
-BAD = {
-    "history": [0, -1, 9, 2.0, True, None],
-    "regularization": [0.0, -1.0, float("nan"), float("inf")],
-}
-
-
-@pytest.mark.parametrize(("name", "value"), [(n, v) for n in BAD for v in BAD[n]], ids=str)
-def test_options_are_checked(name, value):
-    with pytest.raises(ValueError, match=f"{name} is {value}, expected"):
-        Anderson(**{name: value})
-
-
 def test_iterations_are_saved():
     weight, bias = normal(3, W, W, scale=0.15), normal(4, 60, W, scale=0.05)
     chain = Chain(lambda z, b: z + jnp.tanh(z @ weight) + b, bias)

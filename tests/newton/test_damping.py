@@ -109,9 +109,3 @@ def test_blocks_of_a_batch_are_scaled(linearize):
     solution = solve(chain, start, method=method, batch_ndim=1)
     assert solution.result == Result.CONVERGED
     assert_agree(solution.trajectory, trajectory(chain, start))
-
-
-@pytest.mark.parametrize("radius", [0, -1.0, float("nan")])
-def test_a_radius_that_makes_no_sense(radius):
-    with pytest.raises(ValueError, match=r"radius is .*expected a number > 0"):
-        TrustRegion(radius)

@@ -83,9 +83,3 @@ def test_lines(capsys):
 def test_what_runs_step_by_step_says_so_once_at_its_end(capsys, method, adjoint, before):
     lines = told(capsys, method, adjoint)
     assert lines[before:] == ["sequential: 50 of 50 steps"]
-
-
-@pytest.mark.parametrize("method", [Newton, Auto, Sequential])
-def test_what_is_no_function_is_refused(method):
-    with pytest.raises(TypeError, match="progress is 3, expected a function"):
-        method(progress=3)

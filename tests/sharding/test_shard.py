@@ -42,7 +42,7 @@ def test_wrong_axes():
         shard(CHAIN, mesh(), "layers")
     with pytest.raises(TypeError, match="mesh is 8, expected a jax"):
         shard(CHAIN, 8)
-    with pytest.raises(TypeError, match="list, expected"):
+    with pytest.raises(TypeError, match=r"chain is list.*, expected a deeppcr"):
         shard([jnp.tanh], mesh())
 
 

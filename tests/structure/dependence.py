@@ -71,7 +71,7 @@ def assert_sound(step, shape, depends, batch_ndim=0):
         separate.
     """
     reshaped = traced(lambda z: step(z.reshape(-1)).reshape(shape), jnp.zeros(shape), batch_ndim)
-    lowest, separate, _ = connect(*reshaped)
+    lowest, _, separate, _ = connect(*reshaped)
     example, entry = np.divmod(np.arange(len(depends)), len(lowest))
     assert not depends[lowest[entry][:, None] != lowest[entry]].any()
     assert not separate or not depends[example[:, None] != example].any()
