@@ -145,6 +145,7 @@ def chains_in_a_chain(scan, rule, weight, z, inner=AUTO, outer=AUTO, mapped=Fals
     return scan(step, z, normal(1, 5, 3), **outer)[0].sum()
 
 
+@pytest.mark.filterwarnings("ignore:the examples of a batch")
 @pytest.mark.parametrize("inner", [AUTO, NEWTON])
 def test_a_rule_in_chains_of_a_mapped_step(inner):
     ways = {"inner": inner, "outer": NEWTON | {"batch_ndim": 1}}

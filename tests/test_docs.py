@@ -243,9 +243,6 @@ def test_a_table_of_the_site_is_made_of_rows(monkeypatch):
     assert macros().table("diffusion_rounding") == "*Not measured yet.*"
 
 
-# -- the site as mkdocs makes it
-
-
 TOY = '''
 __all__ = ["step"]
 

@@ -106,9 +106,6 @@ def test_what_would_take_too_much_memory_is_drawn_by_the_steps(monkeypatch):
     assert_agree(loss(deeppcr.scan, step, W, z, xs), loss(jax.lax.scan, step, W, z, xs))
 
 
-# -- generators whose bits differ side by side: only a loop draws them
-
-
 def noisy(z, key):
     z = jnp.tanh(z) * jax.random.normal(key, z.shape, z.dtype)
     return z, z.sum()

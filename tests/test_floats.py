@@ -75,8 +75,6 @@ def test_narrow_types_that_only_float32_contains():
     assert_agree(found, [expected] * len(ways), 16 * float(jnp.finfo(jnp.bfloat16).eps))
 
 
-# Not a number, infinity
-
 STEPS = {
     "nan for good": lambda z, x: jnp.sqrt(1.0 + 0.1 * z - x),
     "infinite for good": lambda z, x: z * jnp.exp(300 * x),

@@ -53,7 +53,7 @@ class Choice:
             warnings.warn(
                 f"{MIXED}, so the {self.linearization} Jacobian of each is approximate: more "
                 "iterations, the same answer. If they do, batch_ndim=0 makes the whole batch one "
-                "state. If they do not, jax.vmap of one example shows it.",
+                "state. If they do not, jax.vmap around a call for one example shows it.",
                 stacklevel=1,  # one place, so that Python shows it once
             )
         return constant(self.linearization)

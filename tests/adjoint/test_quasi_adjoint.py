@@ -151,9 +151,6 @@ def test_a_loose_tolerance_is_looser():
         assert_agree(actual, wanted, 1e-9)
 
 
-# Which blocks
-
-
 def bound(adjoint, method, step=lambda z, x: jnp.tanh(ARGUMENTS[0] @ z + x)):
     problem = trace_chain(lambda z, x: (step(z, x), None), ARGUMENTS[1], ARGUMENTS[2], L, 0, "z0")
     return resolve_adjoint(adjoint, method, problem)

@@ -46,8 +46,6 @@ def toggle(flag, _):
     return ~flag, flag
 
 
-# Carries without floats
-
 DISCRETE = {
     "a counter": (lambda n, x: (n + 1, n), jnp.int32(3)),
     "a flag": (toggle, jnp.array([True, False])),
@@ -65,9 +63,6 @@ def discrete(scan, names=tuple(DISCRETE)):
 
 def test_no_floats():
     assert_same(together(discrete, deeppcr.scan), by_lax(discrete))
-
-
-# Beside floats: what is discrete does not depend on them
 
 
 def everything(w, c, x):
@@ -134,8 +129,6 @@ def test_every_kind_beside_floats():
     assert_same(found, with_everything(jax.lax.scan), 1e-5)
 
 
-# Discrete leaves that depend on the floats
-
 DEPENDENT = {
     "a mode": (lambda c, x: jnp.where(jnp.sum(c["z"]) > 0, 1, c["mode"]), jnp.array(0)),
     "a flag": (lambda c, x: (c["z"] + x > 0) ^ c["mode"], jnp.array([True, False])),
@@ -185,8 +178,6 @@ def test_newton_refuses_a_mode_that_depends_on_the_floats(case, scan):
         scan(step, init, XS)
     assert "'count'" not in str(raised.value)
 
-
-# Complex numbers
 
 COMPLEX = jax.lax.complex(normal(3, 2, 2, scale=0.4), normal(4, 2, 2, scale=0.4))
 
@@ -283,9 +274,6 @@ def test_the_gradient_by_a_weakly_typed_first_carry():
 
     scan = partial(deeppcr.scan, method="newton", adjoint="pcr")
     assert_same(together(gradient, scan), together(gradient, jax.lax.scan), 1e-5)
-
-
-# Structures
 
 
 def structured(scan):

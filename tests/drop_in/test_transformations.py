@@ -61,12 +61,6 @@ def test_vmap_of_unusual_steps(scan):
     assert_same(unusual(scan), by_lax(unusual))
 
 
-# Loops inside and around
-
-
-# Options
-
-
 @pairs([0, True], [3], ("auto", "newton"))
 def test_unroll(case, scan):
     options = {"unroll": case, "_split_transpose": bool(case)}

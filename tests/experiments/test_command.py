@@ -113,12 +113,6 @@ def test_ctrl_c_on_a_real_run(tmp_path: Path) -> None:
     assert re.fullmatch(last, out.splitlines()[-1])
 
 
-# -- progress
-
-
-# -- python -m experiments
-
-
 def test_alone_it_lists_every_experiment_with_its_question_and_its_duration() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -132,8 +126,6 @@ def test_alone_it_lists_every_experiment_with_its_question_and_its_duration() ->
         assert re.fullmatch(rf"  {name} +\d+ (min|h) +.*\?", listed[name])
     assert done.stderr == ""
 
-
-# -- the suite
 
 LINES = {
     "mlp": "pass",

@@ -65,9 +65,6 @@ def generator() -> latent.Generator:
     return latent.generator(2, BRIEF)
 
 
-# -- quality
-
-
 def test_samples_that_are_shifted_are_as_far_as_the_shift() -> None:
     samples = np.random.default_rng(0).normal(size=(50, 3))
     assert wasserstein(samples, samples[::-1]) == 0
@@ -75,9 +72,6 @@ def test_samples_that_are_shifted_are_as_far_as_the_shift() -> None:
     a, b = np.array([[0.0], [1.0]]), np.array([[0.0], [0.0], [1.0], [5.0]])
     # F - G: 1/2 - 1/2 from 0 to 1, 1 - 3/4 from 1 to 5
     assert wasserstein(a, b) == wasserstein(b, a) == 1.0
-
-
-# -- training and its cache
 
 
 def test_what_was_trained_is_read_again_and_remade_if_damaged(

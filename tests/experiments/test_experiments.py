@@ -253,9 +253,6 @@ def test_the_verdict_on_predictability(iterations: Any, verdict: str) -> None:
     assert field.verdict(rows)["pass"] == verdict
 
 
-# -- what the README says
-
-
 def row(program: str, ms: float, title: str = "MLP, forward pass", **more: Any) -> Row:
     case = {"title": title, "kind": "tanh", "L": 1024, "w": 8, "direction": "forward", **more}
     case |= {"program": program, "baseline": program == "lax.scan", "ms": ms, "speedup": 8 / ms}

@@ -193,9 +193,6 @@ def methods_that_write():
     return [Prints() for _ in range(3)], lambda: (len(SEEN), len(Prints.seen))
 
 
-# Random numbers, iterators, caches, exceptions, code that asks or runs code.
-
-
 @odd
 def a_generator_of_numpy():
     generator = np.random.default_rng(0)

@@ -149,9 +149,6 @@ def test_a_wide_elementwise_chain_needs_no_matrices():
     assert memory.temp_size_in_bytes < 12 * length * width * 4
 
 
-# One of the user's own
-
-
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Damped(Linearization):

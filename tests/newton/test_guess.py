@@ -74,9 +74,6 @@ def test_a_guess_that_overflows_is_recovered_from():
     assert_agree(solution.trajectory, trajectory(chain, z0), 1e-5)
 
 
-# Coarse
-
-
 def test_coarse_without_inputs_and_with_a_step_of_its_own():
     h = 0.05
 
@@ -97,9 +94,6 @@ def test_coarse_without_inputs_and_with_a_step_of_its_own():
     (states,) = jax.jit(lambda: Coarse(every=10, step=exact).trajectory(carry, traced))()
     assert_agree(states[9::10], trajectory(chain, z0)[9::10])  # where coarse steps end it is right
     assert_agree(states[:10], np.linspace(z0, states[9], 11)[1:])  # and straight in between
-
-
-# Derivatives
 
 
 def test_no_derivative_passes_through_the_guess():

@@ -130,6 +130,3 @@ def test_a_step_with_rounding_errors_of_its_own():
     assert solution.stats.residual > 1000 * EPS
     assert solution.stats.iterations < 16
     assert_agree(solution.trajectory, trajectory(chain, Z0), 1e-9)
-
-
-# Lengths and shapes
