@@ -52,7 +52,6 @@ def noisy(z, key):
 
 
 def numbered(z, x):
-    """A step that adds another number each time, by an effect that reads the same each time."""
     number = jax.experimental.io_callback(lambda w: w * (next(NUMBERS) % L), ONE, W[0, 0])
     return gru(z + number, x)
 
