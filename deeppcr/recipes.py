@@ -68,8 +68,7 @@ class Delay:
 
     def _checked(self, states: Any, name: str) -> tuple[Any, ...]:
         expected = f"k = {self.k} states, newest first"
-        if not isinstance(states, tuple | list):
-            raise TypeError(f"{name} is {type(states).__name__}, expected a tuple of {expected}.")
+        check_type(name, states, tuple | list, f"a tuple of {expected}")
         if len(states) != self.k:
             raise ValueError(f"{name} has {len(states)} entries, expected {expected}.")
         return tuple(states)

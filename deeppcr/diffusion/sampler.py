@@ -111,8 +111,7 @@ def sample(
         of Diffusion Models*, NeurIPS 2023. Z. Tang et al., *Accelerating Parallel Sampling of
         Diffusion Models*, ICML 2024.
     """
-    remedy = "a deeppcr.diffusion.Schedule: see Schedule.from_config"
-    check_type("schedule", schedule, Schedule, remedy)
+    check_type("schedule", schedule, Schedule, "a Schedule: see diffusion.Schedule.from_config")
     conditioned = bind(model, args)
     check_count("steps", steps, "how many denoising steps")
     check_count("coarse", coarse, "how many steps there are per model call", optional=True)

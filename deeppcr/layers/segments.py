@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from deeppcr.checks import folded
 from deeppcr.layers.parts import Code, take_apart
 from deeppcr.layers.pure import InTurn
 from deeppcr.layers.reading import Layer, Trial, array_types, call, listed, read, shape_of, types_of
@@ -73,7 +74,8 @@ class Description:
                     f"sequential: {reason}" if reason else "a chain",
                 )
             )
-        return table(("layers", "steps", "layers per step", "state", ""), rows, "<<<<<")
+        head = "layers", "steps", "layers per step", "state", ""
+        return folded(table(head, rows, "<<<<<"), 2)
 
 
 def describe(layers: Any, x: Any) -> Description:

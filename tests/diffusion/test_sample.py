@@ -261,7 +261,7 @@ def test_bad_guidance(call, error, message):
 GOOD = {"model": lambda x, t: x, "schedule": schedule("ddim"), "x_T": NOISE, "steps": 10}
 SHAPE = r"expected .* shape of x_T, float64\[3, 6\]"
 BAD = [
-    ("schedule", CONFIGS["ddim"], TypeError, "schedule is dict.*expected a deeppcr.diffusion.Sch"),
+    ("schedule", CONFIGS["ddim"], TypeError, "schedule is dict.*expected a Schedule"),
     ("model", 3, TypeError, "model is .*expected a function"),
     ("model", lambda x, t: x[:, :2], TypeError, rf"model returns float64\[3, 2\], {SHAPE}"),
     # No variance, but two batches.

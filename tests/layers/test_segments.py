@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
+from deeppcr.checks import COLUMNS, folded
 from tests.layers.kinds import Dense, X, chains, check, dense, same_as_loop
 from tests.problems import normal
 
@@ -121,11 +122,11 @@ layers  steps  layers per step  state
 @pytest.mark.parametrize("name", TABLES)
 def test_describe(name):
     layers, shape, table = TABLES[name]
-    assert (
-        str(deeppcr.layers.describe(layers(), jax.ShapeDtypeStruct(shape, X.dtype)))
-        == table.strip()
-    )
-    assert str(deeppcr.layers.describe(tuple(layers()), jnp.zeros(shape))) == table.strip()
+    x = jax.ShapeDtypeStruct(shape, X.dtype)
+    for given in ((layers(), x), (tuple(layers()), jnp.zeros(shape))):
+        printed = str(deeppcr.layers.describe(*given))
+        assert printed == folded(table.strip(), 2)
+        assert max(map(len, printed.splitlines())) <= COLUMNS
 
 
 def over(layer):
