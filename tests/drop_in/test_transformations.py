@@ -20,8 +20,6 @@ from tests.drop_in.kinds import (
     together,
 )
 
-# vmap: over any of the arguments
-
 
 @over("sequential, backprop", "newton, pcr")
 def test_a_carry_that_is_returned_as_it_came_stays_unbatched_in_a_branch(scan):

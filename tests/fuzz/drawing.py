@@ -46,14 +46,8 @@ METHODS = [
     ),
 ]
 ADJOINTS = [
-    '"auto"',
-    '"backprop"',
-    '"sequential"',
-    '"autodiff"',
-    '"pcr"',
-    '"cyclic_reduction"',
-    '"prefix_scan"',
-    '"chunked"',
+    *('"auto"', '"backprop"', '"sequential"', '"autodiff"'),
+    *('"pcr"', '"cyclic_reduction"', '"prefix_scan"', '"chunked"'),
     "deeppcr.Recurrence()",
     'deeppcr.Adjoint(linearize="diagonal")',
     'deeppcr.Adjoint(linearize="zero")',
