@@ -2,9 +2,10 @@
 
 - What cannot be solved in parallel is `jax.lax.scan`.
 - On a CPU: the loop, and backpropagation. The derivative is jax's own for a step with wide
-  products, which backpropagation evaluates once more, and for a few layers, which then compile
-  faster. Nothing parallel has been faster there: on 120 chains of six kinds this choice is within
-  7 % of the best candidate, in the mean (jax 0.10.2, 2 cores).
+  products, which backpropagation evaluates once more, for a few layers, which then compile faster,
+  and for small loops that XLA compiles well by itself (jax 0.12). Nothing parallel has been faster:
+  on 120 chains of six kinds this choice is within 7 % of the best candidate, in the mean (jax
+  0.10.2, 2 cores).
 - On an accelerator: the least of three times, in seconds. A loop launches some kernels in each
   step. One kernel runs all steps, and takes as long as its instructions. Newton's method takes some
   iterations, each a few launches for each of the log2 L rounds of its solver, and the traffic of

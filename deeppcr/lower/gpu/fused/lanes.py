@@ -158,7 +158,7 @@ class Lanes:
             found, own = side, [side]
             for other in merged if None in side else ():
                 pairs = list(zip(side, other, strict=False))
-                if len(side) == len(other) and all(x is y or not (x and y) for x, y in pairs):
+                if len(side) == len(other) and all(x == y or not (x and y) for x, y in pairs):
                     found = tuple(x or y for x, y in pairs)
                     own += merged.pop(other)
                     break
