@@ -45,8 +45,7 @@ def analyze(
     """
     jaxpr = jax.make_jaxpr(run)(*arguments)
     found, unproven = analyze_loops(jaxpr)
-    few = {loop.key: loop.expected.trips for loop in unproven if loop.expected}
-    few = {key: count for key, count in few.items() if count <= 1}
+    few = {x.key: x.expected.trips for x in unproven if x.expected and x.expected.trips <= 1}
     few |= dict.fromkeys((loops.CORRECTION, loops.REPAIR), 0)
     known = {loop.key: few.get(loop.key, trips) for loop in unproven}
     if loops.FALLBACK in known:
