@@ -52,7 +52,7 @@ def linearised(step: FusedStep, texts: Sequence[Sequence[str]], threads: int) ->
 
     ``texts``: expressions of the entries of each operand; ``threads``: that share them.
     """
-    code, derivative = step.written_by(threads), _derivative(step)
+    code, derivative = step.code(threads), _derivative(step)
     operands = step.tables(code, texts)
     values = step.written(evaluate(step.program, operands, code)[: step.states])
     code.folds = True

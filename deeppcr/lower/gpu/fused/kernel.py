@@ -109,18 +109,14 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
 
     held, macros = [], []
     for j, x in enumerate(captured, middle):
-        names = [f"r{j}_{k}" for k in range(len(x.places))]
         if x in again:
-            macros += [
-                f"#define {name} {text}" for name, text in zip(names, x.loads(False), strict=True)
-            ]
+            macros += [f"#define r{j}_{k} {text}" for k, text in enumerate(x.loads(False))]
         else:
-            held += assigned([f"const {x.type.register} {name}" for name in names], x.loads(False))
+            held += x.declared(j, x.loads(False))
     statements = [x.begin("const ", " + nothing()") for x in again]
     for j, x in enumerate(operands[:middle]):
-        texts = x.kept("z" if j < end else "x") if j < end or x in is_read else x.loads(True)
-        names = [f"const {x.type.register} r{j}_{k}" for k in range(len(texts))]
-        statements += assigned(names, texts)
+        kept = j < end or x in is_read
+        statements += x.declared(j, x.kept("z" if j < end else "x") if kept else x.loads(True))
     statements += lanes.lines
     for x, after in zip(states, lanes.results[:end], strict=True):
         statements += assigned(x.kept("z"), after)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code, Value, spelled
+from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code, Value, in_c
 
 # Operations in the time of which lanes share entries: those that wait for each other, and all.
 SHARING = 8, 32
@@ -78,8 +78,7 @@ class Lanes:
         self.reads = defaultdict[int, list[tuple[int, ...]]](list)
         for k, table in enumerate(tables[:states]):
             self.reads[k] = self.slots(range(table.size))
-        entries = ([x if isinstance(x, Value) else spelled(x) for x in y.flat] for y in tables)
-        results = [list(map(_side, self.slots(table))) for table in entries]
+        results = [list(map(_side, self.slots([*map(in_c, table.flat)]))) for table in tables]
         needed = self._needed(side for sides in results for side in sides)
         for side in sorted(needed, key=_number):
             self._spelled(side)
@@ -138,13 +137,13 @@ class Lanes:
                 else:
                     of_each[next(kinds.get(x, x) for x in side if x)].append(side)
             del waiting[level]
-            sides = [side for alike in of_each.values() for side in self._merged(alike)]
+            sides = [side for own in of_each.values() for side in self._merged(own)]
             for values in of_all.values():
                 if len(values) > 1 and sum(costs[x] for x in values) >= WORTH:
                     ordered = sorted(values, key=lambda x: x.number)
-                    alike = [_side(each) for each in self.slots(ordered)]
-                    self._source |= {x: side for side in alike for x in side}
-                    sides += alike
+                    shared = [_side(each) for each in self.slots(ordered)]
+                    self._source |= {x: side for side in shared for x in side}
+                    sides += shared
                 else:
                     sides += [(x,) for x in values]
             needed |= dict.fromkeys(sides)

@@ -46,6 +46,11 @@ class Array(NamedTuple):
         places = [lanes.index([int(self.places[k]) for k in side]) for side in sides]
         return self._replace(places=places)
 
+    def declared(self, operand: int, texts: Iterable[str]) -> list[str]:
+        """Declarations of what a lane reads of this operand, by these expressions."""
+        register = self.type.register
+        return [f"const {register} r{operand}_{k} = {text};" for k, text in enumerate(texts)]
+
     def pointer(self, const: str = "") -> str:
         """Its declaration."""
         return f"{const}{self.type.memory}* __restrict__ {self.name}"

@@ -5,7 +5,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -150,7 +150,7 @@ def convert(operand: Any, result: Any) -> Operation:
     return Operation("{0}" if register == type_of(operand).register else text, result, 0, 0)
 
 
-NEVER = -math.inf  # the latency of what does not depend on the state
+NEVER = -math.inf  # how long what does not depend on the state waits for it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,8 +163,6 @@ class Value:
         text: an expression, with ``{0}``, ``{1}`` and so on in place of the operands.
         operands: variables and numbers, as in C; none of what is read.
         cost: the operations in it that wait for each other, and its instructions.
-        latency: the number of operations, one after another, that it waits for since the state
-            was known.
     """
 
     number: int
@@ -172,17 +170,6 @@ class Value:
     text: str
     operands: "tuple[Value | str, ...]" = ()
     cost: tuple[int, int] = (0, 0)
-    latency: float = NEVER
-
-    @property
-    def name(self) -> str:
-        """In C."""
-        return f"t{self.number}"
-
-
-def latest(entries: Iterable[Any]) -> float:
-    """The latency of what needs all of these."""
-    return max((x.latency for x in entries if isinstance(x, Value)), default=NEVER)
 
 
 class Code:
@@ -204,20 +191,12 @@ class Code:
         self.values: list[Value] = []
         self._known: dict[Any, Value] = {}
 
-    @property
-    def lines(self) -> list[str]:
-        """The statements, in C."""
-        return [
-            f"const {x.register} {x.name} = {x.text.format(*map(spelled, x.operands))};"
-            for x in self.values
-        ]
-
-    def read(self, text: str, dtype: Any, latency: float) -> Value:
+    def read(self, text: str, dtype: Any) -> Value:
         """A variable with the value of an expression."""
-        return self._add(type_of(dtype).register, text, latency=latency)
+        return self._add(type_of(dtype).register, text)
 
-    def _add(self, *args: Any, **kwargs: Any) -> Value:
-        self.values.append(Value(len(self.values), *args, **kwargs))
+    def _add(self, *args: Any) -> Value:
+        self.values.append(Value(len(self.values), *args))
         return self.values[-1]
 
     def __call__(self, operation: Operation, entries: Sequence[Any]) -> Any:
@@ -229,14 +208,13 @@ class Code:
             text = kind.load.format(kind.store.format(text))
         elif text == "{0}":
             return entries[0]
-        operands = tuple(x if isinstance(x, Value) else spelled(x) for x in entries)
-        key = kind.register, text, operands
+        key = kind.register, text, tuple(map(in_c, entries))
         if key not in self._known:
             self.instructions += operation.instructions
             if self.instructions > self.most:
                 raise CannotFuse(f"a step has more than {self.most} instructions")
-            cost, latency = (operation.latency, operation.instructions), latest(entries)
-            self._known[key] = self._add(*key, cost, latency + operation.latency)
+            cost = operation.latency, operation.instructions
+            self._known[key] = self._add(*key, cost)
         return self._known[key]
 
 
@@ -262,10 +240,13 @@ def _folded(operation: Operation, entries: Sequence[Any]) -> Any:
     return next(units, None)
 
 
+def in_c(entry: Any) -> Value | str:
+    """An entry: a variable, or a number in C."""
+    return entry if isinstance(entry, Value) else spelled(entry)
+
+
 def spelled(entry: Any) -> str:
-    """An entry in C: a variable, or a number."""
-    if isinstance(entry, Value | str):
-        return entry if isinstance(entry, str) else entry.name
+    """A number in C."""
     if jnp.issubdtype(entry.dtype, jnp.floating):
         number = float(entry)
         if np.isfinite(number):

@@ -8,7 +8,6 @@ one under which the program treats all examples alike is the right one, as every
 import dataclasses
 import math
 from collections.abc import Sequence
-from functools import partial
 from itertools import islice, product
 from typing import Any, Self
 
@@ -21,7 +20,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.apart import Apart
 from deeppcr.lower.gpu.fused.entries import Entries, evaluate, narrow, table_of
 from deeppcr.lower.gpu.fused.lanes import Lanes
-from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code
+from deeppcr.lower.gpu.fused.operations import CannotFuse, Code
 from deeppcr.programs import cut_first
 from depth.jaxprs import Program, is_literal, needed
 
@@ -148,8 +147,7 @@ class FusedStep:
     @property
     def _choices(self) -> list[int]:
         """The numbers of threads that may compute an example."""
-        widest = max(self._sizes[: self.states])
-        lanes = min(WARP, 1 << (widest - 1).bit_length())
+        lanes = lanes_for(max(self._sizes[: self.states]))
         if self.width > NARROW:
             if self.count * lanes > MANY:
                 raise CannotFuse(f"{self.count} examples of {self.width} entries are too many")
@@ -166,7 +164,8 @@ class FusedStep:
     def divided(self) -> Lanes:
         """The statements of each thread."""
         texts = [[f"{j} {k}" for k in range(size)] for j, size in enumerate(self._sizes)]
-        code, tables = self.code(texts, self.lanes)
+        code = self.code(self.lanes)
+        tables = self.written(evaluate(self.program, self.tables(code, texts), code))
         return Lanes(code, tables, self.states, self.lanes, MOST, "common")
 
     @property
@@ -216,27 +215,17 @@ class FusedStep:
         axes = [*(axes or () for axes in self.examples[: self.states]), *self.outputs]
         return list(zip(self.program.outvars, axes, strict=True))
 
-    def code(self, texts: Sequence[Sequence[str]], threads: int = 1) -> tuple[Code, Leaves]:
-        """The statements of a step for one example, and the tables of its results.
-
-        ``texts``: expressions of the entries of each operand; ``threads``: that share them.
-        """
-        code = self.written_by(threads)
-        return code, self.written(evaluate(self.program, self.tables(code, texts), code))
-
-    def written_by(self, threads: int) -> Code:
-        """What will have the statements of a step that so many threads share."""
+    def code(self, threads: int) -> Code:
+        """What will have the statements of a step for one example that so many threads share."""
         return Code(MOST if threads == 1 else MOST_OF_ALL, threads)
 
     def tables(self, code: Code, texts: Sequence[Sequence[str]]) -> list[Entries]:
-        """The operands of a step, read at its start: see `code`."""
+        """The operands of a step; ``texts``: expressions of the entries of each."""
         tables, nowhere = [], (None,) * len(self.examples[0] or ())
-        for k, ((variable, axes), own) in enumerate(zip(self.operands, texts, strict=True)):
+        for (variable, axes), own in zip(self.operands, texts, strict=True):
             shape = own_shape(variable.aval.shape, axes)
-            read = partial(
-                code.read, dtype=variable.aval.dtype, latency=0 if k < self.states else NEVER
-            )
-            tables.append(Entries(table_of(list(map(read, own)), shape), axes or nowhere))
+            entries = [code.read(text, variable.aval.dtype) for text in own]
+            tables.append(Entries(table_of(entries, shape), axes or nowhere))
         return tables
 
     def written(self, found: Sequence[Entries]) -> Leaves:
@@ -276,6 +265,11 @@ class FusedStep:
         Those that wait for each other, and all of them at the rate at which they start.
         """
         return self.latency + -(-self.instructions // STARTS)
+
+
+def lanes_for(entries: int) -> int:
+    """The threads that share an array, a power of 2."""
+    return min(WARP, 1 << (entries - 1).bit_length())
 
 
 def _check(program: Program, states: int, count: int) -> None:

@@ -21,7 +21,7 @@ from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.memory import Array, assigned, block, example_indices, index_type
 from deeppcr.lower.gpu.fused.operations import CannotFuse, spelled
 from deeppcr.lower.gpu.fused.solve_text import DEVICE, TEXT
-from deeppcr.lower.gpu.fused.step import MOST, WARP, FusedStep
+from deeppcr.lower.gpu.fused.step import MOST, WARP, FusedStep, lanes_for
 
 # Threads of a block, and steps of each at most, by the entries of a state: what registers and
 # shared memory hold. Not yet timed on a device.
@@ -78,13 +78,7 @@ class Grid(NamedTuple):
 
     @classmethod
     def of(cls, step: FusedStep, length: int, cluster: int, instructions: int = 1) -> Self:
-        """That of a chain; ``instructions``: of a step and its derivative.
-
-        Raises:
-            CannotFuse: the state is too wide.
-        """
-        if step.width not in SIZES:
-            raise CannotFuse(f"a state has {step.width} entries, of at most {max(SIZES)}")
+        """That of a chain; ``instructions``: of a step and its derivative."""
         lanes, side = lanes_of(step), SIDE if step.width == 1 and step.count >= MANY else 1
         groups, (threads, most) = -(-step.count // side), SIZES[step.width]
         abreast = side * lanes
@@ -111,7 +105,7 @@ class Grid(NamedTuple):
 
 def lanes_of(step: FusedStep) -> int:
     """The threads that share a step."""
-    return 1 if step.width <= ALONE else 1 << (step.width - 1).bit_length()
+    return 1 if step.width <= ALONE else lanes_for(step.width)
 
 
 def kernel_of(
@@ -155,8 +149,8 @@ def kernel_of(
         slots = range(len(lanes.reads[0]))
         lines = [f"const float r0_{r} = (z)[{r}];" for r in slots]
         for j, x in enumerate(others, 1):
-            texts = x.side_by_side(lanes.reads[j], lanes).loads(j <= step.inputs)
-            lines += [f"const {x.type.register} r{j}_{k} = {y};" for k, y in enumerate(texts)]
+            own = x.side_by_side(lanes.reads[j], lanes)
+            lines += own.declared(j, own.loads(j <= step.inputs))
         lines += lanes.lines + assigned([f"(f)[{r}]" for r in slots], lanes.results[0])
         for j, column in enumerate(lanes.results[1:]):
             lines += assigned([f"(J)[{r}][{j}]" for r in slots], column)
