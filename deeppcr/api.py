@@ -15,7 +15,8 @@ from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.arrays.state import check_batch
 from deeppcr.axis import LOCAL
 from deeppcr.chain.carry import Carry
-from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_carry, with_outputs
+from deeppcr.chain.chain import Chain, TracedChain, trace_carry, with_outputs
+from deeppcr.chain.length import chain_length
 from deeppcr.checks import check_type, describe, leaves_as_arrays, unknown_keyword
 from deeppcr.choose import (
     AdjointOption,

@@ -25,7 +25,8 @@ from jax import lax
 from deeppcr.arrays.avals import abstract, like
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.eager import compiled_once
-from deeppcr.chain.step import Extended, Step, is_weak, with_weak_type
+from deeppcr.chain.same_state import is_weak, with_weak_type
+from deeppcr.chain.step import Extended, Step
 from deeppcr.lower import is_eager
 from deeppcr.programs.cut_first import evaluate
 from depth.dependence import dependence

@@ -6,14 +6,12 @@ its steps at once. All code below the api works on it.
 
 import dataclasses
 import itertools
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
@@ -22,8 +20,9 @@ from deeppcr.arrays.state import Leaves, StateLayout, check_batch
 from deeppcr.axis import LOCAL, ChainAxis, ChainSharding, explicit_mesh
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.drawn import drawn_first
+from deeppcr.chain.length import chain_length
 from deeppcr.chain.step import Extended, Step, trace
-from deeppcr.checks import describe, leaves_as_arrays
+from deeppcr.checks import leaves_as_arrays
 from deeppcr.layers import repeated
 from deeppcr.lower import each
 from deeppcr.programs.effects import (
@@ -96,45 +95,6 @@ class Chain:
         """
         run = repeated(layers, x)
         return cls(run.step, run.inputs, run.length)
-
-
-def chain_length(inputs: Any, length: int | None, name: str) -> int:
-    """L, from the arrays in ``inputs`` and from ``length``, which must agree."""
-    if length is not None and not export.is_symbolic_dim(length):
-        try:
-            length = operator.index(length)
-        except TypeError:
-            raise TypeError(
-                f"length is {describe(length)}, expected an integer that is known before tracing."
-            ) from None
-        if length < 0:
-            raise ValueError(f"length is {length}, expected 0 or more.")
-    lengths: dict[str, int] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
-        shape = np.shape(leaf)
-        if not shape:
-            what = "a scalar" if np.isscalar(leaf) or hasattr(leaf, "shape") else describe(leaf)
-            raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} is {what}, "
-                "expected an array with one entry per step on axis 0."
-            )
-        lengths[name + jax.tree_util.keystr(path)] = shape[0]
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{leaf}: {n}" for leaf, n in lengths.items())
-        raise ValueError(
-            f"the leaves of {name} differ in length along axis 0: {found}; "
-            "expected one entry per step in each."
-        )
-    if lengths:
-        (found_length,) = set(lengths.values())
-        if length is not None and length != found_length:
-            raise ValueError(
-                f"length is {length}, but {name} has {found_length} entries along axis 0."
-            )
-        return found_length
-    if length is None:
-        raise ValueError(f"{name} has no arrays, so length is needed: the number of steps.")
-    return length
 
 
 @partial(

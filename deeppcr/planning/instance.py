@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.api import solve, vector_batch
 from deeppcr.axis import ChainSharding
-from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_chain, with_outputs
+from deeppcr.chain.chain import Chain, TracedChain, trace_chain, with_outputs
+from deeppcr.chain.length import chain_length
 from deeppcr.checks import describe
 from deeppcr.choose import AdjointOption, Method, left_to_jax
 from deeppcr.layers import Repeated

@@ -1,0 +1,49 @@
+"""The length of a chain, from what a user gave."""
+
+import operator
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+
+from deeppcr.checks import describe
+
+
+def chain_length(inputs: Any, length: int | None, name: str) -> int:
+    """L, from the arrays in ``inputs`` and from ``length``, which must agree."""
+    if length is not None and not export.is_symbolic_dim(length):
+        try:
+            length = operator.index(length)
+        except TypeError:
+            raise TypeError(
+                f"length is {describe(length)}, expected an integer that is known before tracing."
+            ) from None
+        if length < 0:
+            raise ValueError(f"length is {length}, expected 0 or more.")
+    lengths: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
+        shape = np.shape(leaf)
+        if not shape:
+            what = "a scalar" if np.isscalar(leaf) or hasattr(leaf, "shape") else describe(leaf)
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} is {what}, "
+                "expected an array with one entry per step on axis 0."
+            )
+        lengths[name + jax.tree_util.keystr(path)] = shape[0]
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{leaf}: {n}" for leaf, n in lengths.items())
+        raise ValueError(
+            f"the leaves of {name} differ in length along axis 0: {found}; "
+            "expected one entry per step in each."
+        )
+    if lengths:
+        (found_length,) = set(lengths.values())
+        if length is not None and length != found_length:
+            raise ValueError(
+                f"length is {length}, but {name} has {found_length} entries along axis 0."
+            )
+        return found_length
+    if length is None:
+        raise ValueError(f"{name} has no arrays, so length is needed: the number of steps.")
+    return length
