@@ -18,7 +18,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.chain.chain import TracedChain
@@ -71,8 +71,7 @@ class Auto:
 
     Attributes:
         initial_guess: as in `Newton`.
-        damping: as in `Newton`; None by default: "auto" takes Newton's method if plain iterations
-            are expected to converge.
+        damping: as in `Newton`.
         window: as in `Newton`.
         progress: as in `Newton` and `Sequential`: also what "auto" runs step by step is reported.
         unroll: as in `Sequential`; None: what the rule takes.
@@ -89,7 +88,7 @@ class Auto:
     """
 
     initial_guess: Guess = "apply"
-    damping: TrustRegion | Literal["auto"] | None = None
+    damping: TrustRegion | None = None
     window: int | None = None
     progress: Progress = None
     unroll: int | None = None
@@ -192,7 +191,7 @@ def choose_method(chain: TracedChain, platform: str, iterations: int | None = No
         if length > FEW_STEPS and (name == "picard" or not step.not_differentiable):
             most = max(1, int(loop / each))
             times[name] = (iterations or usual) * each
-            methods[name] = Newton(linearize=linearize, damping=None, max_iterations=most)
+            methods[name] = Newton(linearize=linearize, max_iterations=most)
     best = "loop"
     for name in times:
         if CALL + times[name] <= MARGIN * (CALL + times[best]):

@@ -20,8 +20,6 @@ from deeppcr.lower import target
 from depth.loops import named_loop
 
 ITERATION = "newton iteration"
-DECISION = "newton decision"
-DAMPING = "newton damping"
 REFINEMENT = "adjoint refinement"
 FALLBACK = "sequential fallback"
 STEP = "newton step"
@@ -41,20 +39,17 @@ def iterate(
     start: T,
     budget: int,
     expected: int,
-    is_due: Callable[[T], Array] | None = None,
-    decide: Callable[[T], T] | None = None,
 ) -> T:
     """Repeat ``trip`` while ``goes_on``, which is false after ``budget`` trips.
 
     On an accelerator the first 3 run in a counted loop, without a host sync; extra trips do no
     harm. ``name``: the scope of the loop. ``start``: a named tuple; a trip counts itself in its
-    ``iterations``, int32. ``expected``: the number of trips to expect. ``decide`` runs between
-    trips where it ``is_due``, outside of their loop, in which it costs nothing.
+    ``iterations``, int32. ``expected``: the number of trips to expect.
     """
     count = ahead(budget)
     if varying_axes(start):  # inside `jax.shard_map`; then the number of trips varies, too
         start = like(start, start)
-        trip, decide = _varying_like(start, trip), decide and _varying_like(start, decide)
+        trip = _varying_like(start, trip)
     begun = cast(Any, start).iterations
 
     def after(trips: Any, state: Any) -> Any:  # the counter of the loop is the only one
@@ -64,21 +59,7 @@ def iterate(
         if count:
             first = lax.fori_loop(0, count, lambda trips, state: trip(after(trips, state)), start)
             start = after(count, first)
-        if not (is_due and decide):
-            return lax.while_loop(goes_on, trip, start)
-
-    def decided(state: T, first: bool = False) -> T:
-        """After a decision, unless it is the ``first``: trips until the next is due, or the end."""
-        if not first:  # a branch would copy the state, where most loops make no trip (jax 0.10.2)
-            with named(DECISION, 0):
-                state = lax.while_loop(lambda now: goes_on(now) & is_due(now), decide, state)
-        with named(name, min(expected, budget), count):
-            return lax.while_loop(lambda now: goes_on(now) & ~is_due(now), trip, state)
-
-    if target().waits:  # one condition more, and the trip is compiled twice
-        start = decided(start, first=True)
-    with named(DAMPING, 0 if target().waits else 1):
-        return lax.while_loop(goes_on, decided, start)
+        return lax.while_loop(goes_on, trip, start)
 
 
 def _varying_like(start: T, f: Callable[[T], T]) -> Callable[[T], T]:

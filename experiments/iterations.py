@@ -72,7 +72,7 @@ WIDE = {  # which forms are compared over the width
 SEEDS, SAMPLED = 6, 1000
 LOGISTIC, LOGISTIC_LENGTH = (3.2, 3.6, 3.9), 256
 DAMPED = {  # at most 300 iterations
-    "plain": Newton(max_iterations=300, damping=None),
+    "plain": Newton(max_iterations=300),
     "trust region": Newton(max_iterations=300, damping=TrustRegion()),
 }
 LOOP = 128  # the longest Python loop among the baselines

@@ -108,7 +108,7 @@ def map_of_chaos(z, _):
 
 
 ADVISED = {  # a step, options, the iterations before the advice
-    "decays": (network, {"damping": None}, 3),
+    "decays": (network, {}, 3),
     "decays slowly": (network, {"linearize": "zero"}, 16),
     "by diagonals": (network, {"linearize": "diagonal"}, 8),
     "forgets nothing": (lambda z, x: z + 0.03 * jnp.cos(z + x), {"linearize": "identity"}, 16),

@@ -6,7 +6,7 @@ iterate.py       the state of that loop, its window that slides along the chain,
 convergence.py   the convergence test, also used by the adjoint
 tolerance.py     an absolute tolerance for each step
 guess.py         the initial trajectory
-damping.py       `TrustRegion`, for chains that amplify differences, and damping="auto"
+damping.py       `TrustRegion`, for chains that amplify differences
 acceleration.py  `Anderson`, for iterations that converge slowly
 lyapunov.py      the growth rate of differences
 precision.py     float32 or better inside

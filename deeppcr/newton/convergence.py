@@ -113,11 +113,6 @@ class Convergence(NamedTuple):
         history = group(-infinite, -infinite, before, before)
         return cls(infinite, history, unknown, unknown, none, none, none)
 
-    @property
-    def residual_fell(self) -> Array:
-        """The iteration in which the largest residual last fell much."""
-        return members(self.history, 4)[2]
-
     def shifted(self, distance: Array, entered: Array, iterations: Array) -> Self:
         """The state of a window that has moved on by ``distance`` steps, not yet tested there.
 
@@ -128,16 +123,11 @@ class Convergence(NamedTuple):
             jnp.where(entered, jnp.inf, jnp.roll(x, -distance, axis=0))
             for x in (self.update_norm, self.contraction)
         )
-        moved = self.restarted(distance > 0, iterations)
-        return moved._replace(update_norm=norm, contraction=contraction)
-
-    def restarted(self, anew: Array, iterations: Array) -> Self:
-        """The state without history if ``anew``; ``iterations``, int32, have made the states."""
         infinite = jnp.full((), jnp.inf, self.worst.dtype)
         before = (iterations - jnp.int32(1)).astype(infinite.dtype)
         fresh = group(infinite, infinite, before, before)
-        history = jax.tree.map(partial(jnp.where, anew), fresh, self.history)
-        return self._replace(history=history)
+        history = jax.tree.map(partial(jnp.where, distance > 0), fresh, self.history)
+        return self._replace(update_norm=norm, contraction=contraction, history=history)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.newton.convergence import Convergence
-from deeppcr.newton.damping import Trial
 
 
 class Window(NamedTuple):
@@ -70,13 +69,12 @@ class Iterate(NamedTuple):
 
     Attributes:
         iterations: int32, the number of trips of the loop. Below 0 before the initial trajectory
-            has been tested: see `takes_value`.
+            has been tested: the first trips apply the step to the guess, and test what comes out.
         states: ``[W, *batch, w]``, those of the window.
         value: ``f`` applied to every state of the iterate: one step closer to the answer, and
             rounded as the user's own program rounds. Before the first trip, the guess.
         convergence: of the states.
         window: the steps that are solved at once.
-        damping: a `Trial` if the damping is "auto", else ().
         sizes: of the entries, ``[*batch, w]``, for a trust region; else ().
         history: of the iterates, for acceleration; else ().
         residuals: one more than iterations, that of the guess in the second place; empty unless
@@ -90,38 +88,10 @@ class Iterate(NamedTuple):
     value: Array
     convergence: Convergence
     window: Window
-    damping: Any
     sizes: Any
     history: Any
     residuals: Array
     reported: Array
-
-    @property
-    def counted(self) -> Array:
-        """The number of iterations of Newton's method, without those in vain: int32."""
-        is_auto = isinstance(self.damping, Trial)
-        return self.iterations - self.damping.moves if is_auto else self.iterations
-
-    @property
-    def is_damped(self) -> Array | bool:
-        """Whether the trip is one of the damping that takes `value`: bool."""
-        return isinstance(self.damping, Trial) and self.damping.takes_value
-
-    @property
-    def takes_value(self) -> Array | bool:
-        """Whether the next states are those in ``value``, and not Newton's: bool.
-
-        So it is in the first trips, which apply the step to the guess, and test what comes out.
-        """
-        return (self.iterations < 0) | self.is_damped
-
-    @property
-    def is_due(self) -> Array:
-        """Whether the damping, a `Trial`, decides before the next trip: bool."""
-        fell = self.convergence.residual_fell
-        stalled = self.counted - fell.astype(jnp.int32)
-        due: Array = self.damping.is_due(self.iterations, stalled)
-        return due
 
 
 class Progress(NamedTuple):

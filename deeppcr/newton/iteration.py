@@ -27,7 +27,7 @@ from deeppcr.loops import ITERATION, STEP, iterate, named
 from deeppcr.lower import target
 from deeppcr.newton import one_kernel
 from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
-from deeppcr.newton.damping import SWEEPS, Trial, TrustRegion, largest
+from deeppcr.newton.damping import SWEEPS, largest
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.iterate import Iterate, Progress, Window, forward
@@ -114,16 +114,10 @@ class NewtonSolver:
             inputs=cast(chain.inputs, of_inputs),
             captured=self.captured,
         )
-        end = iterate(*self._loop(in_float32, self._begin(in_float32)))
+        goes_on, trip = partial(self._goes_on, in_float32), partial(self._trip, in_float32)
+        start = self._begin(in_float32)
+        end = iterate(ITERATION, goes_on, trip, start, self.budget, self.expected)
         return self._finished(chain, in_float32, end)
-
-    def _loop(self, chain: TracedChain, start: Iterate) -> tuple[Any, ...]:
-        """The loop over iterations for ``chain``, as arguments of `iterate`."""
-        goes_on, trip = partial(self._goes_on, chain), partial(self._trip, chain)
-        loop = ITERATION, goes_on, trip, start, self.budget, self.expected
-        if not self._is_auto:
-            return loop
-        return *loop, lambda now: now.is_due, partial(self._decide, chain)
 
     def _begin(self, chain: TracedChain) -> Iterate:
         """Before the first trip."""
@@ -141,8 +135,7 @@ class NewtonSolver:
             value=states,
             convergence=Convergence.unknown(states),
             window=Window.begin(entry, first, self.window, chain.length),
-            damping=Trial.begin(states) if self._is_auto else (),
-            sizes=jnp.zeros_like(entry) if self._region else (),
+            sizes=jnp.zeros_like(entry) if self.options.damping else (),
             history=acceleration.begin(states) if acceleration else (),
             residuals=jnp.full(recorded, unrecorded(), states.dtype),
             reported=jnp.int32(0),
@@ -158,13 +151,13 @@ class NewtonSolver:
 
     def _goes_on(self, chain: TracedChain, now: Iterate) -> Array:
         reached = self._progress(chain, now)
-        goes_on = (now.counted < self.budget) & (reached.prefix < chain.total) & ~reached.stuck
+        goes_on = (now.iterations < self.budget) & (reached.prefix < chain.total) & ~reached.stuck
         return (now.iterations < 0) | goes_on
 
     def _trip(self, chain: TracedChain, now: Iterate) -> Iterate:
         """The next states, f applied to them, and how far they have converged."""
         window, reached = chain.window(now.window.start, self.window), self._progress(chain, now)
-        newton, skips = partial(self._newton, window, now, reached), now.takes_value
+        newton, skips = partial(self._newton, window, now, reached), now.iterations < 0
         # A guess that overflows would spread to all later states.
         applied = jnp.where(jnp.isfinite(now.value), now.value, now.states)
         found: Next = like((skips, applied, now.sizes, now.history, jnp.zeros((), bool)), now)
@@ -175,8 +168,6 @@ class NewtonSolver:
         else:
             found = newton(found)
         _, states, sizes, history, solved = found
-        if not _branches(chain) and self._is_auto:
-            states = jnp.where(skips, applied, states)
         update = jnp.where(skips, jnp.inf, jnp.abs(states - now.states))
         if self.is_affine:
             update = jnp.where(solved, 0, update)
@@ -194,10 +185,10 @@ class NewtonSolver:
         origin = axis.before(entry, now.states)
         blocks: Blocks = self.linearization.blocks(window, origin)
         index, sizes, history = axis.indices(origin.shape), now.sizes, now.history
-        if region := self._region:
+        if region := self.options.damping:
             seen = jnp.where(index < reached.prefix - start, now.states, 0)
             both = jnp.maximum(jnp.abs(now.states), jnp.abs(now.value))
-            seen = jnp.where(now.counted == 0, both, seen)
+            seen = jnp.where(now.iterations == 0, both, seen)
             sizes = jnp.maximum(sizes, axis.largest(largest(seen)))
             states = region.limited(self.solver, blocks, now.states, now.value, sizes, axis)
 
@@ -229,7 +220,7 @@ class NewtonSolver:
         criterion = self._criterion(now.window.start)
 
         def tested() -> Convergence:
-            last, count = now.convergence, now.counted
+            last, count = now.convergence, now.iterations
             found = criterion(value, now.states, origin, update, count, last, window.axis)
             convergence: Convergence = like(found, now)
             return convergence
@@ -242,27 +233,11 @@ class NewtonSolver:
             return now
         residuals, reported, reached = now.residuals, now.reported, self._progress(window, now)
         if self.options.record:
-            residuals = residuals.at[now.counted + 1].set(reached.worst)
+            residuals = residuals.at[now.iterations + 1].set(reached.worst)
         if self.options.progress:
             reported = jnp.maximum(reported, reached.prefix)
-            self._report(now, now.counted, reported, reached.worst)
+            self._report(now.iterations, reported, reached.worst)
         return now._replace(residuals=residuals, reported=reported)
-
-    def _decide(self, chain: TracedChain, now: Iterate) -> Iterate:
-        """The iterate with what the damping decides for the next trip."""
-        reached, window = self._progress(chain, now), now.window
-        # A Jacobi iteration follows, which makes it the default, "apply".
-        guess = first_trajectory(self.guess, chain, window.entry, self.window)
-        known = chain.axis.index(self.window) < reached.exact - window.start
-        value, trial = now.damping.decide(now, known, reached, guess, self.budget, chain.axis)
-        following = now._replace(value=value, damping=trial)
-        # After iterations in vain, residuals are those of the iterate before them.
-        is_later = lax.iota(jnp.int32, len(now.residuals)) > following.counted + 1
-        forgotten = trial.goes_back & is_later
-        return following._replace(
-            convergence=now.convergence.restarted(trial.goes_back, following.counted),
-            residuals=jnp.where(forgotten, unrecorded(), now.residuals),
-        )
 
     def _slide(
         self, chain: TracedChain, last: Iterate, now: Iterate, update: Array, reached: Progress
@@ -279,7 +254,7 @@ class NewtonSolver:
         found = jnp.where(known, now.value, states)
         start = jnp.maximum(reached.prefix, window.start + within)
         start = jnp.minimum(start, jnp.int32(chain.length - self.window))
-        start = jnp.where(last.takes_value, window.start, start)
+        start = jnp.where(last.iterations < 0, window.start, start)
         distance, moved = start - window.start, window.moved(start, found, reached.exact)
         guess = lax.dynamic_slice_in_dim(moved.whole, start, self.window)
         if self.guess is None:  # states that enter start from the last one of the window
@@ -298,16 +273,6 @@ class NewtonSolver:
     def _progress(self, chain: TracedChain, now: Iterate) -> Progress:
         return Progress.of(now, chain.axis.total(self.window))
 
-    @property
-    def _is_auto(self) -> bool:
-        return bool(self.options.damping == "auto")
-
-    @property
-    def _region(self) -> TrustRegion | None:
-        """The trust region of every iteration."""
-        damping = self.options.damping
-        return damping if isinstance(damping, TrustRegion) else None
-
     def _keeps_size(self, blocks: Blocks, axis: ChainAxis) -> Array:
         """Whether no block amplifies differences, by a bound on its norm: bool."""
         ones, limit = (
@@ -325,11 +290,10 @@ class NewtonSolver:
             keeps |= largest(blocks.transpose().compose(blocks)) <= limit
         return keeps
 
-    def _report(self, now: Iterate, *numbers: Array) -> None:
-        """Tell the user of an iteration, once."""
+    def _report(self, iteration: Array, *numbers: Array) -> None:
+        """Tell the user of an iteration."""
         report = partial(jax.debug.callback, self.options.progress)
-        silent = (now.iterations < 0) | now.is_damped
-        lax.cond(silent, lambda *_: None, report, *numbers)
+        lax.cond(iteration < 0, lambda *_: None, report, iteration, *numbers)
 
     def _criterion(self, start: Array) -> Criterion:
         """The convergence criterion of the window that begins at ``start``."""
@@ -355,7 +319,7 @@ class NewtonSolver:
             fails = self.expected > self.budget
             trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact), fails)
         origin = chain.before(chain.initial, trajectory)
-        stats = Stats(last.counted, worst, end.prefix)
+        stats = Stats(last.iterations, worst, end.prefix)
         if self.options.record:
             rate = growth_rate(
                 in_float32, in_float32.layout.flatten(cast(origin, in_float32.layout.dtypes))

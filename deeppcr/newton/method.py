@@ -35,8 +35,6 @@ from deeppcr.linear import LinearSolver, find_solver, solver_on
 from deeppcr.linearize import (
     Choice,
     Linearization,
-    Scalar,
-    Zero,
     choose_linearization,
     find_linearization,
 )
@@ -85,17 +83,9 @@ class Newton:
             trajectory: a pytree like the state, with leaves ``[L, ...]``, for example the
             ``trajectory`` of the last solution. Or a function
             ``(initial state, inputs) -> trajectory``. No derivatives pass through it.
-        damping: "auto", `TrustRegion` or None. "auto": plain iterations; if the residual has not
-            fallen for 6 of them, and states converge too slowly, a trust region is tried, from the
-            initial trajectory. Each of its iterations counts as one and takes up to as long as four
-            plain ones. If converged states do not advance fast enough, the iteration goes back to
-            where it was and stays plain, and iterations in vain are not counted: up to twice as
-            many as ``max_iterations`` may run, which take up to four times as long.
-            Chains that plain iterations solve slowly may take longer. "auto" is None where a window
-            slides, with ``acceleration``, and with blocks that do not depend on the states. None:
-            plain iterations. `TrustRegion`: the update of every step is limited to the size of the
-            states, for chains that amplify differences. An iteration then applies the step twice
-            more, and some chains converge only without it.
+        damping: None: plain iterations. `TrustRegion`: the update of every step is limited to the
+            size of the states, for chains that amplify differences. An iteration then applies the
+            step twice more, and some chains converge only without it.
         acceleration: `Anderson` or None. It combines the last few iterates, for "identity", "zero"
             and other blocks whose iterations are cheap and converge slowly.
         window: integer >= 1, the number of steps that are solved at once. The window slides along
@@ -138,7 +128,7 @@ class Newton:
     atol: Tolerance = 0.0
     max_iterations: int | None = None
     initial_guess: Guess = "apply"
-    damping: TrustRegion | Literal["auto"] | None = "auto"
+    damping: TrustRegion | None = None
     acceleration: Anderson | None = None
     window: int | None = None
     memory: int | None = None
@@ -155,9 +145,7 @@ class Newton:
         check_count("max_iterations", self.max_iterations, "how many iterations", optional=True)
         check_count("window", self.window, "how many steps", optional=True)
         check_count("memory", self.memory, "how many bytes", optional=True)
-        if self.damping != "auto":
-            expected = '"auto", TrustRegion(...) or None'
-            check_type("damping", self.damping, TrustRegion | None, expected)
+        check_type("damping", self.damping, TrustRegion | None, "TrustRegion(...) or None")
         check_type("acceleration", self.acceleration, Anderson | None, "Anderson(...) or None")
         check_type("record", self.record, bool, "True or False")
         check_progress(self.progress)
@@ -188,11 +176,6 @@ class Newton:
         rounding = ROUNDING if quadratic else max(1.0, ROUNDING * share)
         usual = (BUDGET if is_newton else QUASI_BUDGET) * windows
         most = 2 * chain.length if windows > 1 else chain.length + 1
-        is_plain = (
-            is_windowed
-            or self.acceleration is not None
-            or isinstance(choice.linearization, Scalar | Zero)
-        )
         guess: Any = self.initial_guess  # a name, or leaves by now
         is_named = isinstance(guess, str)
         atol: Any = self.atol if is_number(self.atol) else 0.0  # an array is that of the solver
@@ -206,7 +189,6 @@ class Newton:
                 linearize="auto",
                 linear="auto",
                 atol=0.0,
-                damping=None if is_plain and self.damping == "auto" else self.damping,
                 initial_guess=guess if is_named else "constant",
                 progress=Reporter(self.progress, unpadded.length) if self.progress else None,
             ),

@@ -31,7 +31,7 @@ def solved(solver: Any, chain: TracedChain, otherwise: Callable[[TracedChain], R
     is_plain = (
         solver.criterion.quadratic
         and solver.solver == find_solver("auto")
-        and options.damping in (None, "auto")
+        and options.damping is None
         and options.on_failure == "sequential"
         and options.initial_guess == "apply"
         and not (options.record or options.progress)

@@ -122,7 +122,7 @@ def plan(
     platform, steps = str(model.platform), chain.length
     rule = choose_method(chain, platform)
     tried = [each for each in (option, rule.option) if isinstance(each, Newton)]
-    newton = tried[0] if tried else Newton(damping=None)
+    newton = tried[0] if tried else Newton()
     linear = choose_linearization(
         newton.linearize, step, layout, steps, newton.window, newton.memory, steps
     )

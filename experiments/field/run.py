@@ -111,7 +111,7 @@ def predictability(gains: Sequence[float], lengths: Sequence[int]) -> Iterator[R
     found: list[Row] = []
     for length in lengths:
         # As many iterations as always suffice.
-        method = Newton(linearize="dense", damping=None, max_iterations=length + 1, record=True)
+        method = Newton(linearize="dense", max_iterations=length + 1, record=True)
         solve = jax.jit(solver(published.mean_field_rnn(1.0, length).step, method))
         for gain in gains:
             done = len(found) / len(gains) / len(lengths)

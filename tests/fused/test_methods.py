@@ -91,7 +91,7 @@ def test_it_finishes_what_newtons_method_does_not():
         return jnp.float32(3.7) * z * (1 - z) + 0 * x, z
 
     start, xs = jnp.full(2, 0.3, jnp.float32), numbers(16, 2)
-    newton = deeppcr.Newton(max_iterations=2, damping=None)
+    newton = deeppcr.Newton(max_iterations=2)
     ours = partial(deeppcr.scan, chaotic, method=newton)
     expected = jax.jit(partial(jax.lax.scan, chaotic))(start, xs)
     assert_agree(on_a_gpu(ours, start, xs), expected, 1e-2)  # which amplifies rounding

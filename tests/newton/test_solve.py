@@ -41,7 +41,7 @@ def test_stats_of_a_chain_that_converges():
 
 def test_chaos_is_finished_sequentially_and_gives_the_sequential_answer():
     z0 = jnp.array(0.4)
-    solution = solve(CHAOS, z0, method=Newton(damping=None))
+    solution = solve(CHAOS, z0, method="newton")
     assert solution.result == Result.FINISHED_SEQUENTIALLY
     assert solution.converged
     assert 10 < solution.stats.prefix < 200

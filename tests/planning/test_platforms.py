@@ -20,7 +20,7 @@ LOOP = "stablehlo.while"
 @pytest.fixture
 def both(monkeypatch):
     """A process with a GPU, jax's default device, on which Newton's method pays off."""
-    newton = Choice(deeppcr.Newton(damping=None), {}), Choice(deeppcr.Adjoint(linear="pcr"), {})
+    newton = Choice(deeppcr.Newton(), {}), Choice(deeppcr.Adjoint(linear="pcr"), {})
     loop = Choice(deeppcr.Sequential(), {})
     on = {"cuda": newton, "cpu": (loop, choose_adjoint)}
     monkeypatch.setattr(variants, "platforms", lambda: ("cuda", "cpu"))
