@@ -33,6 +33,11 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_collection_modifyitems(items):
+    """The longest test first: at the end, all but one worker would wait for it."""
+    items.sort(key=lambda item: "every_python_block" not in item.name)
+
+
 def pytest_collection_finish():
     """Look for garbage less often, and not among what was imported: jax makes very many objects.
 

@@ -126,7 +126,7 @@ def test_reverse_mode_says_what_jax_says(name, options):
 
 
 def test_loops_that_have_both_modes():
-    scans = partial(deeppcr.scan, adjoint="pcr"), jax.lax.scan
+    scans = partial(deeppcr.scan, adjoint="sequential"), jax.lax.scan
     assert_agree(*jax.jit(lambda: [both_ways(scan, both) for scan in scans])())
 
 
@@ -142,7 +142,7 @@ def test_what_does_not_pass_the_loop_has_reverse_mode():
     def by_state(scan):
         return jax.grad(lambda z: run(scan, function, WEIGHT, z, XS)[1].sum())(Z0)
 
-    scans = partial(deeppcr.scan, adjoint="pcr"), jax.lax.scan
+    scans = partial(deeppcr.scan, adjoint="sequential"), jax.lax.scan
     assert_agree(*jax.jit(lambda: list(map(by_state, scans)))())
     with pytest.raises(ValueError, match="Reverse-mode"):
         jax.eval_shape(partial(gradient, partial(deeppcr.scan, adjoint="pcr"), function))

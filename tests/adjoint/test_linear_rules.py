@@ -77,7 +77,7 @@ def calls_itself(w, z, x):
     return sine_kept(w @ z + x)
 
 
-PCR = {"adjoint": deeppcr.Adjoint(linear="pcr", linear_vjp=True)}
+LINEAR = {"adjoint": deeppcr.Adjoint(linear="sequential", linear_vjp=True)}
 
 
 def chain_of(function):
@@ -125,14 +125,16 @@ def gradients_of_gradients(scan, function):
     ],
 )
 def test_derivatives(transformation, function):
-    scans = partial(deeppcr.scan, **PCR), jax.lax.scan
+    scans = partial(deeppcr.scan, **LINEAR), jax.lax.scan
     assert_agree(*jax.jit(lambda: [transformation(scan, function) for scan in scans])())
 
 
 def test_forward_mode_by_the_rule():
     """Which jax refuses: here the rule is the derivative."""
     same = partial(loss, jax.lax.scan, lambda w, z, x: jnp.tanh(w @ z + x))
-    ours = partial(loss, partial(deeppcr.scan, **PCR), lambda w, z, x: jnp.tanh(known(w @ z) + x))
+    ours = partial(
+        loss, partial(deeppcr.scan, **LINEAR), lambda w, z, x: jnp.tanh(known(w @ z) + x)
+    )
     a = WEIGHT, Z0, XS
     assert_agree(*jax.jit(lambda *a: (jax.jvp(ours, a, a), jax.jvp(same, a, a)))(*a))
 
@@ -141,6 +143,6 @@ def test_forward_mode_by_the_rule():
 def test_a_rule_is_left_to_jax_unless_the_user_knows_that_it_is_linear(rule):
     chain = chain_of(lambda w, z, x: jnp.tanh(rule(w @ z) + x))
     assert isinstance(resolve_adjoint(deeppcr.Adjoint(), None, chain), Autodiff)
-    assert isinstance(resolve_adjoint(PCR["adjoint"], None, chain), JacobianAdjoint)
+    assert isinstance(resolve_adjoint(LINEAR["adjoint"], None, chain), JacobianAdjoint)
     plan = deeppcr.plan(deeppcr.Chain(lambda z, x: jnp.tanh(rule(z) + x), XS), Z0)
     assert "the step calls a jax.custom_vjp" in str(plan)

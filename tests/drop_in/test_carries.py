@@ -125,7 +125,7 @@ def with_everything(scan):
 
 
 def test_every_kind_beside_floats():
-    found = with_everything(partial(deeppcr.scan, method="newton", adjoint="pcr"))
+    found = with_everything(partial(deeppcr.scan, method="newton", adjoint="sequential"))
     assert_same(found, with_everything(jax.lax.scan), 1e-5)
 
 
@@ -272,7 +272,7 @@ def test_the_gradient_by_a_weakly_typed_first_carry():
 
         return jax.grad(value, argnums=(0, 1))(0.5, narrow(jnp.float32))
 
-    scan = partial(deeppcr.scan, method="newton", adjoint="pcr")
+    scan = partial(deeppcr.scan, method="newton", adjoint="sequential")
     assert_same(together(gradient, scan), together(gradient, jax.lax.scan), 1e-5)
 
 

@@ -89,7 +89,7 @@ void launch(int groups, int count, int block, void** pointers) {{
   }}
 }}
 """
-GCC = "gcc", "-O1", "-w", "-fPIC", "-shared"
+GCC = "gcc", "-O0", "-w", "-fPIC", "-shared"
 
 
 @cache

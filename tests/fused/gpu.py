@@ -14,8 +14,14 @@ from tests.problems import assert_agree, rounding
 
 def on_a_gpu(f, *arguments):
     """As compiled for a GPU; kernels are emulated."""
+    return program_on_a_gpu(f, *arguments)[1]
+
+
+def program_on_a_gpu(f, *arguments):
+    """The program, and its results."""
     with compiled_for("cuda"), emulated():
-        return jax.jit(lambda *arguments: f(*arguments))(*arguments)
+        traced = jax.jit(lambda *arguments: f(*arguments)).trace(*arguments)
+        return str(traced.jaxpr), traced.lower().compile()(*arguments)
 
 
 def assert_scans(step, method, start, xs, reverse):

@@ -253,7 +253,7 @@ def random_step(seed, n=3):
     return step
 
 
-@pytest.mark.parametrize("first", [0, 8, 16])
+@pytest.mark.parametrize("first", [0, 8])
 def test_random_steps(first):
     shapes = [(1,), (3,), (2, 3), (5, 1), (2, 3, 2), (33, 2), (4,), (1, 2), (13,), (3, 40)]
     agree(

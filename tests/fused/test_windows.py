@@ -13,7 +13,7 @@ from deeppcr.lower.gpu.fused import SolvedBelow, trial, windows
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.variants import compiled_for
 from tests.fused.emulator import in_program, launch
-from tests.fused.gpu import on_a_gpu
+from tests.fused.gpu import on_a_gpu, program_on_a_gpu
 from tests.fused.test_kernel import (  # noqa: F401
     as_users_write_it,
     fused,
@@ -126,7 +126,7 @@ def test_windows_and_clusters(length, cluster, reverse, n, monkeypatch):
 
 @pytest.mark.parametrize("first", [0, 37])
 def test_random_steps(first):
-    for k, (*batch, n) in enumerate([(1,), (3,), (2, 2), (4,), (3, 1), (7,), (2, 13)]):
+    for k, (*batch, n) in enumerate([(1,), (3,), (2, 2), (4,), (3, 1), (7,), (2, 9)]):
         case = random_step(first + k, n), numbers(*batch, n), inputs(*batch, n), len(batch)
         assert_agree(solved(case, L)[0], expected(*case), 2e-5)
 
@@ -193,10 +193,8 @@ def test_derivatives(ours, kernel, name):
     (around, batch), reverse = AROUND[name], name == "gradient"
     arrays = W, numbers(*batch, 2), numbers(*batch, L, 2)
     ours, theirs = (partial(loss, partial(s, reverse=reverse)) for s in (ours, lax.scan))
-    wanted = jax.jit(around(theirs))(*arrays)
-    assert_agree(on_a_gpu(around(ours), *arrays), wanted, 1e-4)
-    with compiled_for("cuda"):
-        program = str(jax.make_jaxpr(around(ours))(*arrays))
+    program, found = program_on_a_gpu(around(ours), *arrays)
+    assert_agree(found, jax.jit(around(theirs))(*arrays), 1e-4)
     assert program.count(kernel) >= {"gradient": 2, "of examples": 2}.get(name, 1)
 
 

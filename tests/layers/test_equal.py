@@ -179,7 +179,7 @@ def test_gradients_in_the_users_own_structure():
 
     dicts = [{"w": w, "b": w[0]} for w in WEIGHTS[:2]]
     params = [dense(i) for i in range(2)], jnp.array(0.9), dicts
-    check(make, params, BATCH, method="newton", adjoint="pcr")
+    check(make, params, BATCH, method="newton", adjoint="sequential")
 
 
 def test_tracers_of_an_outer_transformation():

@@ -49,20 +49,26 @@ def scan(name, A, b, initial, reverse=False):
 @pytest.mark.parametrize(("name", "solver", "reverse", "batch", "is_diagonal"), CASES)
 def test_values(name, solver, reverse, batch, is_diagonal):
     A, b, initial = problem(batch, is_diagonal)
-    options = {"solver": solver, "reverse": reverse, "semiring": name}
-    expected = scan(name, A, b, initial, reverse)
-    expected = np.where(expected < FAR / 2, -np.inf, expected)
-    for dtype, tolerance in ((np.float64, 1e-14), (np.float32, 1e-5), (jnp.bfloat16, 0.03)):
-        given = [x.astype(dtype) for x in (A, b, initial)]
-        y = solve_bidiagonal(*given[:2], initial=given[2], **options)
-        assert y.dtype == dtype
-        np.testing.assert_allclose(y.astype(float), expected, tolerance, tolerance)
+    solve = partial(solve_bidiagonal, solver=solver, reverse=reverse, semiring=name)
+    types = {np.float64: 1e-14, np.float32: 1e-5, jnp.bfloat16: 0.03}
     first = -1 if reverse else 0
-    A[first] = np.nan  # what is not read
-    y, options["initial"] = solve_bidiagonal(A, b, **options), jnp.full_like(b[0], -jnp.inf)
-    np.testing.assert_array_equal(y[first], b[first])
-    A[first] = 0
-    np.testing.assert_array_equal(y, solve_bidiagonal(A, b, **options))
+    bad, nothing = A.copy(), A.copy()
+    bad[first], nothing[first] = np.nan, 0  # what is not read, without an initial state
+
+    @compiled
+    def run():
+        given = [[x.astype(dtype) for x in (A, b, initial)] for dtype in types]
+        by_zero = solve(nothing, b, initial=jnp.full_like(b[0], -jnp.inf))
+        right = scan(name, A, b, initial, reverse)
+        return [solve(A, b, initial=z) for A, b, z in given], right, solve(bad, b), by_zero
+
+    found, expected, of_bad, of_nothing = run()
+    expected = np.where(expected < FAR / 2, -np.inf, expected)
+    for y, (dtype, tolerance) in zip(found, types.items(), strict=True):
+        assert y.dtype == dtype
+        np.testing.assert_allclose(np.asarray(y, float), expected, tolerance, tolerance)
+    np.testing.assert_array_equal(of_bad[first], b[first])
+    np.testing.assert_array_equal(of_bad, of_nothing)
 
 
 @pytest.mark.parametrize(("name", "solver", "reverse", "batch", "is_diagonal"), CASES[:4])
@@ -90,18 +96,25 @@ def test_derivatives_where_terms_are_missing(name, solver, reverse, batch, is_di
 
 @pytest.mark.parametrize("name", SUMS)
 def test_gradients_are_posterior_probabilities_or_the_best_path(name):
-    A, b, _ = problem()
     solve = partial(solve_bidiagonal, semiring=name)
-    moves, starts = jax.grad(lambda A, b: SUMS[name](solve(A, b)[-1]), (0, 1))(A, b)
+    (A, b, _), (many, right, _) = problem(), problem((4,))
+
+    @compiled
+    def run():
+        by_both = jax.grad(lambda A, b: SUMS[name](solve(A, b)[-1]), (0, 1))(A, b)
+        of_no_path = jax.grad(lambda A: solve(A, b)[2, 1])(A)
+        return by_both, of_no_path, jax.vmap(solve, 1, 1)(many, right), solve(many, right)
+
+    gradients, of_no_path, mapped, batch = run()
+    moves, starts = map(np.asarray, gradients)
     arrivals = moves.sum(-1) + starts
     np.testing.assert_allclose(moves[1:].sum(-2), arrivals[:-1], atol=1e-14)
     np.testing.assert_allclose(arrivals[-1].sum(), 1)
     assert (moves[0] == 0).all()
     assert name == "log" or set(np.unique(moves)) <= {0.0, 1.0}
-    assert (jax.grad(lambda A: solve(A, b)[2, 1])(A) == 0).all()  # of no path
-    A, b, _ = problem((4,))
-    np.testing.assert_array_equal(jax.vmap(solve, 1, 1)(A, b), solve(A, b))
-    assert solve(A[:0], b[:0]).shape == (0, 4, W)
+    assert (of_no_path == 0).all()
+    np.testing.assert_array_equal(mapped, batch)
+    assert solve(many[:0], right[:0]).shape == (0, 4, W)
 
 
 def test_the_first_of_several_best_paths_and_short_floats():

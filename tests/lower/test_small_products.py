@@ -108,4 +108,4 @@ def test_products_of_vectors_at_once(spec, writes):
     operands = arrays(spec, jnp.float64)
     text = str(jax.make_jaxpr(at_once(spec))(*operands))
     assert ("dot_general" in text) != writes
-    assert_agree(at_once(spec)(*operands), np.einsum(spec, *operands))
+    assert_agree(jax.jit(at_once(spec))(*operands), np.einsum(spec, *operands))

@@ -69,13 +69,10 @@ def largest_error(found, right, allowance):
     return worst
 
 
-CASES = [  # clocks share a program for each method
-    *(
-        (chain, method)
-        for chain in list(CHAINS)[:3]
-        for method in ("newton", "damping", "acceleration")
-    ),
-    ("reads a clock", "newton"),
+CASES = [
+    *((chain, "newton") for chain in list(CHAINS)[:3]),
+    *((chain, "damping") for chain in ("reads a clock", "of any size")),
+    *((chain, "acceleration") for chain in ("clock from 1e4", "of any size")),
     ("of any size", "diagonal"),
 ]
 
@@ -143,9 +140,10 @@ def test_a_window_that_moves_takes_the_history_of_its_steps_along():
     old = Convergence.unknown(jnp.ones((3, 2)))._replace(
         update_norm=jnp.arange(3.0), contraction=jnp.arange(3.0) / 4
     )
-    stays = old.shifted(jnp.int32(0), jnp.zeros(3, bool), jnp.int32(7))
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, stays, old))
-    moved = old.shifted(jnp.int32(1), jnp.arange(3) == 2, jnp.int32(7))
+    shifted = jax.jit(old.shifted)
+    stays = shifted(jnp.int32(0), jnp.zeros(3, bool), jnp.int32(7))
+    jax.tree.map(np.testing.assert_array_equal, stays, old)
+    moved = shifted(jnp.int32(1), jnp.arange(3) == 2, jnp.int32(7))
     assert moved.update_norm.tolist() == [1, 2, np.inf]
     assert moved.contraction.tolist() == [0.25, 0.5, np.inf]
     assert [float(x) for x in members(moved.history, 4)] == [np.inf, np.inf, 6, 6]
