@@ -67,8 +67,6 @@ def test_the_readme_is_read_in_one_sitting():
     assert lines.index("```python") < 40
 
 
-# -- formulas
-
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`|<!--.*?-->", re.DOTALL | re.MULTILINE)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 
@@ -109,9 +107,6 @@ def test_formulas_are_drawn_without_a_network():
     assert len(fonts) == 20
     assert all((DOCS / "assets/katex" / font).exists() for font in fonts)
     assert "://" not in "".join(re.findall(r"extra_.*", config))
-
-
-# -- what pages link to, and what they say
 
 
 def test_the_reference_has_every_public_name():
@@ -181,8 +176,6 @@ def test_figures_in_prose_are_found():
     assert figures("That is 3.4x and\nmore.")
     assert not figures(f"{report.BEGIN}\n| 2.9x |\n{report.END}\n`4 ms`, 4 x 2\n```\n12 ms\n```")
 
-
-# -- tables and pictures
 
 MARKER = re.compile(r"<!-- \{\{ (table|pictures)\((.*)\) \}\} -->")
 

@@ -11,8 +11,6 @@ import deeppcr
 from deeppcr import Newton
 from tests.problems import L, affine, assert_agree, normal, rounding, solve, trajectory
 
-# Narrow floating types
-
 
 def narrow_chain(dtype):
     weight = normal(0, 4, 4, 4, scale=0.4)[0].astype(dtype)

@@ -67,8 +67,6 @@ def test_agrees_with_lax_scan(problem, method, adjoint):
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
-# Corners: both directions, all sorts of ys and carries, lengths.
-
 SCANS = {
     "step by step": partial(deeppcr.scan, method="sequential", adjoint="backprop"),
     "blocks": partial(deeppcr.scan, method="sequential", adjoint=deeppcr.Recurrence()),
@@ -158,7 +156,7 @@ def test_a_captured_python_number():
 
         return jax.grad(value)(scale)
 
-    cases = [("step by step", 0.5), ("blocks", np.float64(0.5)), ("newton, pcr", 0.5)]
+    cases = [("step by step", 0.5), ("blocks", np.float64(0.5)), ("newton", 0.5)]
 
     @jax.jit
     def both():
@@ -179,9 +177,6 @@ def test_a_long_chain():
     )
     scan = partial(deeppcr.scan, method="newton", adjoint="pcr", batch_ndim=1)
     assert_agree(backpropagate(problem, scan), oracle(problem))
-
-
-# How much there is to compile
 
 
 def size_of_gradient(length, **options):

@@ -113,7 +113,6 @@ ADVISED = {  # a step, options, the iterations before the advice
     "by diagonals": (network, {"linearize": "diagonal"}, 8),
     "forgets nothing": (lambda z, x: z + 0.03 * jnp.cos(z + x), {"linearize": "identity"}, 16),
     "chaos": (map_of_chaos, {}, 24),
-    "chaos, damped": (map_of_chaos, {"damping": TrustRegion()}, 24),
     "Lorenz": (lorenz, {}, 24),
     "Lorenz, damped": (lorenz, {"damping": TrustRegion()}, 8),
 }

@@ -59,9 +59,6 @@ def gradient(scan, *arguments):
     return jax.grad(partial(loss, scan), argnums=(0, 1, 2))(*arguments)
 
 
-# Cotangents of every kind
-
-
 @cache
 def pull(adjoint):
     """From cotangents [L, 2, 3] to gradients: by `scan`, or by `jax.lax.scan` (None)."""

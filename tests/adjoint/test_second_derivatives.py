@@ -9,8 +9,6 @@ import pytest
 import deeppcr
 from tests.problems import assert_agree, normal
 
-# -- derivatives are linear maps, of which there are derivatives and transposes ----------------------
-
 START, WEIGHT = (normal(0, 2), normal(1, 1)), normal(2, 2, 2, scale=0.5)
 
 

@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-# -- the oracle -----------------------------------------------------------------------------------
-
 MOVES = """
     broadcast_in_dim concatenate copy copy_p device_put dynamic_slice dynamic_update_slice gather optimization_barrier pad
     reshape rev slice split squeeze stack stop_gradient transpose
@@ -169,8 +167,6 @@ def _while(equation: Any, operands: list[Late], start: Late, trips: Count) -> li
     (test,) = evaluate(condition, in_condition + state, start, trips)
     return [join([test, value]) for value in state]
 
-
-# -- random programs ------------------------------------------------------------------------------
 
 N = 3  # the width of vectors
 SHAPES = {"s": (), "v": (N,), "m": (N, N)}

@@ -89,8 +89,6 @@ def depth_in(text):
     return int(found.replace(",", ""))
 
 
-# -- functions ------------------------------------------------------------------------------------
-
 NAMED = ["./model_file.py:step", "inside/model_inside.py:step", "inside.model_inside:step"]
 
 
@@ -164,8 +162,6 @@ def test_wide_types_are_wide_without_x64_and_the_interpreter_stays_as_it_was(run
     assert jax.config.read("jax_enable_x64") is False
     assert sys.path == before
 
-
-# -- bad input ------------------------------------------------------------------------------------
 
 BAD = {
     "nothing": ([], "function"),

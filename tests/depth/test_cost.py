@@ -98,9 +98,6 @@ def test_traffic_of_loops_and_branches():
     assert two.traffic == 5 + 3 * (10 + 10) + 2 * 20
 
 
-# -- tables ----------------------------------------------------------------------------------------
-
-
 def test_sections_blank_lines_and_no_header():
     rows = [("forward", "depth"), ("  scan", "1"), (), ("gradient",), ("  scan", "12")]
     expected = ["forward   depth", "  scan        1", "", "gradient", "  scan       12"]

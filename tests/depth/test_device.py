@@ -38,9 +38,6 @@ FULL = PLAIN.replace(
 )
 
 
-# -- the table ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_device_has_a_source_and_sensible_figures(name):
     device = depth.devices[name]
@@ -56,9 +53,6 @@ def test_every_device_has_a_source_and_sensible_figures(name):
     assert 10e9 < device.memory < 200e9
     assert 0.5e12 < device.bandwidth < 10e12
     assert max(device.rate("bfloat16"), device.rate("float16")) > device.rate("float32")
-
-
-# -- figures that are not given -------------------------------------------------------------------
 
 
 def test_the_rate_of_a_dtype_is_its_own_or_the_nearest():
@@ -100,8 +94,6 @@ def test_latencies_by_place():
     assert PLAIN.latency("reduction", "loop") == 4.0  # no steps given
     assert PLAIN.replace(step_latencies={"product": 3.0}).latency("sort", "loop") == 4.0
 
-
-# -- what is refused ------------------------------------------------------------------------------
 
 POSITIVE = {"rates": {"float32": 0}, "vector_rates": {"move": 0.0}, "bandwidth": 0}
 BAD = {
@@ -157,9 +149,6 @@ def test_an_unknown_device_is_named_beside_those_there_are(device):
     with pytest.raises(ValueError, match="'V100', 'A100'") as error:
         find_device(device)
     assert repr(device) in str(error.value)
-
-
-# -- generic models -------------------------------------------------------------------------------
 
 
 def test_a_generic_cpu_has_latencies_of_its_own_and_rates_by_its_cores():

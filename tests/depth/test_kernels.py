@@ -161,9 +161,6 @@ def test_what_takes_long_and_is_read_twice_is_a_result_where_each_is_a_kernel_of
     assert (kernel.results, kernel.bytes, kernel.apart) == (2, 64, 128)
 
 
-# -- calls, loops, branches -----------------------------------------------------------------------
-
-
 def called(size):
     return jax.jit(lambda x: sines(x, size))
 

@@ -52,9 +52,6 @@ def check(*jaxprs, trips=None):
     return costs
 
 
-# -- scans ----------------------------------------------------------------------------------------
-
-
 SCANS = {"short": (0, {}), "long": (1000, {"longest": 40}), "nested": (2000, {"nesting": 2})}
 
 
@@ -136,9 +133,6 @@ def test_transformed_scans_agree_with_the_oracle(around):
         program = random_program(4000 + seed)
         if program.args:
             check(program.traced(around=around))
-
-
-# -- while loops ----------------------------------------------------------------------------------
 
 
 def random_while(seed):
@@ -250,9 +244,6 @@ def test_without_a_number_of_turns_it_is_a_lower_bound(seed):
 def test_loops_in_loops_in_branches_without_numbers_of_turns_are_a_lower_bound(seed):
     program = random_program(7000 + seed, nesting=2, untold=True)
     check_bound(program.traced(), seed)
-
-
-# -- work and traffic -----------------------------------------------------------------------------
 
 
 def on_arguments_at_once(seed, **options):

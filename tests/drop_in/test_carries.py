@@ -224,9 +224,6 @@ def test_complex_carries(mode, names):
     assert_same(found, expected)
 
 
-# Weakly typed first carries
-
-
 def narrow(dtype):
     return jax.device_put(np.arange(LENGTH).astype(dtype))
 

@@ -119,9 +119,6 @@ def test_effects_under_vmap(scan):
     assert len(right) == 3 * LENGTH
 
 
-# checkify
-
-
 def user_check(z, count):
     checkify.check(count < 3, "the {} th state is {}", count, z)
     return z

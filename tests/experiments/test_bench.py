@@ -259,9 +259,6 @@ def test_distance_is_relative_to_the_largest_entry() -> None:
     assert distance(jnp.zeros(0), jnp.zeros(0)) == 0
 
 
-# -- tables and result files
-
-
 def test_a_table_aligns_its_cells_and_fits_the_terminal() -> None:
     rows = [{"run": "scan", "ms": 1.23456, "steps": 12}, {"run": "newton", "ms": np.float32(20)}]
     assert show(rows).splitlines() == [

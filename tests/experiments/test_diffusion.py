@@ -98,9 +98,6 @@ def test_what_was_trained_is_read_again_and_remade_if_damaged(
     assert len(list(tmp_path.iterdir())) == 2  # and nothing else is left there
 
 
-# -- sampling
-
-
 def test_all_draws_differ_and_every_sampler_makes_the_same_of_them(
     generator: latent.Generator,
 ) -> None:

@@ -198,9 +198,6 @@ SAID = {
 }
 
 
-# -- what is concluded
-
-
 def test_only_what_is_right_is_compared() -> None:
     labels = {"kind": "dense", "L": 8, "w": 2, "batch": 1, "direction": "forward"}
     rows: list[Row] = [

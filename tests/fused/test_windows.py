@@ -162,8 +162,6 @@ def test_what_is_refused():
         solved((jnp.add, numbers(1), inputs(1, length=40_000)), 40_000)
 
 
-# -- through the public face ----------------------------------------------------------------------
-
 W = numbers(2, 2, 2)
 
 

@@ -265,9 +265,6 @@ def states_changed_in_place():
     return [lambda x: given, layer, layer], lambda: given
 
 
-# Effects of programs, and variables of flax.
-
-
 @odd
 def references():
     state = jax.new_ref(jnp.array(1.0))

@@ -80,9 +80,6 @@ def test_a_batch_element_that_overflows_harms_no_other(solver):
     close(solutions(solver, *mixed)[0][0], loop(*mixed), atol=0)
 
 
-# -- what is random --------------------------------------------------------------------------------
-
-
 def sizes(rng, *shape, zeros=0.05, least=-6):
     """Numbers up to 1e8, log-uniform, and zeros; none is negative, so that nothing cancels."""
     return 10.0 ** rng.uniform(least, 8, shape) * (rng.random(shape) >= zeros)
@@ -124,8 +121,6 @@ def test_blocks_of_all_sizes(solver, kind):
     for y, y_right in zip(found, right, strict=True):
         np.testing.assert_allclose(y, y_right, rtol=1e-5)
 
-
-# -- derivatives -----------------------------------------------------------------------------------
 
 STEPS = 16
 GAINS = np.broadcast_to(np.array([1e5, 0.5], np.float32), (STEPS, 2))
@@ -171,9 +166,6 @@ def test_gradients_are_those_of_the_sequential_program(name):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(right))
     scan = partial(deeppcr.scan, method="sequential", adjoint=ADJOINTS[name])
     assert_agree(derivatives(scan), right, 1e-5)
-
-
-# -- what it costs ---------------------------------------------------------------------------------
 
 
 @solvers

@@ -86,8 +86,6 @@ def test_slow_iterations_are_not_taken_for_converged(linearize, dtype, length, h
     assert_agree(solution.trajectory, trajectory(chain, Z0.astype(dtype)), tolerance)
 
 
-# What "auto" takes
-
 W = 4
 FIRST = {"a": normal(5, W), "b": normal(6, W)}
 

@@ -36,9 +36,6 @@ def test_stats_of_a_chain_that_converges():
     assert solution.stats.residual <= 16 * EPS
 
 
-# Chains on which Newton does not converge
-
-
 def test_chaos_is_finished_sequentially_and_gives_the_sequential_answer():
     z0 = jnp.array(0.4)
     solution = solve(CHAOS, z0, method="newton")
@@ -85,9 +82,6 @@ def test_a_chain_that_forgets_nothing(gain):
     assert_agree(found, after, 64 * EPS)
     if gain < 1.5:
         assert_agree(found, trajectory(chain, Z0), 1e-9)
-
-
-# Tolerances and guesses
 
 
 def test_a_loose_tolerance_stops_earlier():

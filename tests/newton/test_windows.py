@@ -40,9 +40,6 @@ def test_the_same_answer(name, window):
     assert solution.stats.iterations <= 2 * L
 
 
-# Chains that do not converge
-
-
 @pytest.mark.parametrize("on_failure", ["sequential", "return"])
 def test_chaos_in_a_window_is_finished_sequentially_or_its_prefix_returned(on_failure):
     method = Newton(window=20, max_iterations=15, on_failure=on_failure)

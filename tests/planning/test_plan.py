@@ -24,7 +24,7 @@ WEIGHT = normal(0, 8, 8).astype(jnp.float32)
 DENSE = Chain(lambda z, x: jnp.tanh(z @ WEIGHT + jnp.broadcast_to(x, z.shape)), XS)
 PAIRS = Chain(lambda z, x: (jnp.sin(z[0] * z[1]) + x, z[0] + z[1]), XS)
 # A device on which each trip of a loop takes long: the predictions say so, whatever is chosen.
-SLOW_LOOPS = depth.devices["H200"].replace(name="slow loops", loop_latency=1e-3)
+SLOW_LOOPS = depth.devices["TPU v5e"].replace(name="slow loops", loop_latency=1e-3)
 
 
 @cache
@@ -36,9 +36,6 @@ def plan_like(*shape, device="H200", **options):
 def found_by(*arguments, **options):
     """The lines above the table of a plan, by their names."""
     return deeppcr.plan(*arguments, **options).found
-
-
-# -- what was found -------------------------------------------------------------------------------
 
 
 def test_structures():
@@ -97,9 +94,6 @@ def test_a_sequential_plan_says_no_more_of_newtons_method_than_that_it_is_not_tr
     assert deeppcr.plan(DENSE, SHAPE, iterations=3).newton.iterations == 3
 
 
-# -- what it takes --------------------------------------------------------------------------------
-
-
 def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_program():
     problem = PROBLEMS["relu mlp"]
     chain = Chain(lambda z, x: problem.step(problem.params, z, x)[0], problem.xs, problem.length)
@@ -145,16 +139,13 @@ def test_layers_are_planned_as_their_longest_chain():
     layers += [lambda z: jnp.concatenate([z, z], -1)]
     layers += [layer(wide, normal(i, 6, 6, scale=0.1)) for i in range(7)]
     x = normal(0, 2, 3)
-    found = deeppcr.plan(layers, x, device="H200")
+    found = deeppcr.plan(layers, x, device="TPU v5e")
     assert found.found["chain"] == "7 steps, a state of 6 entries, a batch of 2"
     ours = partial(deeppcr.forward, layers, method=found.method, adjoint=found.adjoint)
     loop = partial(reduce, lambda z, each: each(z), layers)
     assert_agree(*jax.jit(lambda x: [ours(x), loop(x)])(x))
     flat = found_by(layers[:4], jnp.zeros((2, 3)), batch_ndim=0)
     assert flat["chain"] == "4 steps, a state of 6 entries"
-
-
-# -- what it predicts -----------------------------------------------------------------------------
 
 
 def test_the_device_decides():
@@ -197,7 +188,7 @@ def test_the_costs_are_those_of_the_programs(direction):
         newton = Newton(linear="pcr", on_failure="return")
         return run(xs, z, deeppcr.scan, method=newton, adjoint=deeppcr.Adjoint())
 
-    with compiled_for("cuda"):
+    with compiled_for("tpu"):
         cost = depth.analyze(parallel, chain.inputs, z0)
     newton = next(one for one in found if isinstance(one.method, Newton))
     assert newton.cost.depth == pytest.approx(cost.depth, rel=0.1)
@@ -216,9 +207,6 @@ def test_what_is_printed():
             assert len(set(names)) == len(names)
             assert all(f"  {name}  " in text for name in names)
             assert all(math.isfinite(each.seconds) for each in candidates)
-
-
-# -- how many iterations --------------------------------------------------------------------------
 
 
 def test_more_iterations_never_promise_more():
@@ -263,9 +251,6 @@ def test_blocks_that_are_not_exact_are_tried_as_such():
     assert diagonal > 3 * exact
 
 
-# -- bad input ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -290,9 +275,6 @@ def test_blocks_that_are_not_exact_are_tried_as_such():
 def test_bad_input(arguments, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         deeppcr.plan(*arguments, **options)
-
-
-# -- tune -----------------------------------------------------------------------------------------
 
 
 def test_tune_times_what_is_sensible_and_returns_a_pair(capsys):

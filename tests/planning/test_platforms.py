@@ -110,9 +110,6 @@ def test_where_platforms_agree_there_is_one_program(monkeypatch, parallel):
     assert "while[" in texts.pop()
 
 
-# -- by itself ------------------------------------------------------------------------
-
-
 def test_the_platforms_of_this_process():
     assert "cpu" in platforms()
     assert platforms()[0] == jax.devices()[0].platform

@@ -125,9 +125,6 @@ def test_without_jit():
     assert lies_along(found[1][1], "chain")
 
 
-# -- transformations ------------------------------------------------------------------------------
-
-
 def loss(scan, z0, xs, weight):
     last, ys = scan(partial(f, weight), z0, xs)
     return jnp.sin(last).sum() + (ys["y"] ** 2).sum()
@@ -174,8 +171,6 @@ def test_a_chain_after_a_chain_and_constraints():
     assert_agree(found, run(partial(program, jax.lax.scan), Z0, XS))
     assert lies_along(found, "chain")
 
-
-# -- what Newton's method says --------------------------------------------------------------------
 
 CHAIN = deeppcr.Chain(lambda z, x: f(WEIGHT, z, x)[0], XS)
 LINEAR_XS = {"factor": jax.device_put(np.linspace(-0.9, 0.9, L)), "term": normal(5, L)}

@@ -138,8 +138,6 @@ def test_steps(step):
     assert_agree(found, inside(lax.scan, STEPS[step], "grad"))
 
 
-# -- collectives ----------------------------------------------------------------------------------
-
 AS_SCAN = "cannot be solved in parallel"
 PARALLEL = {  # over examples of a `jax.vmap`
     "psum": lambda z, axis: lax.psum(z, axis),
@@ -209,8 +207,6 @@ def test_a_state_that_does_not_vary_is_named():
     with pytest.raises(TypeError, match=f"(?s){message}"):
         call(deeppcr.scan)
 
-
-# -- meshes with `Explicit` axes ------------------------------------------------------------------
 
 WIDE = normal(4, 4), normal(5, 8, 4), normal(6, 4, 4, scale=0.4)
 

@@ -24,9 +24,6 @@ def line_of(function):
     return f"test_find.py:{function.__code__.co_firstlineno + 1}"
 
 
-# -- what it says ---------------------------------------------------------------------------------
-
-
 def dense(z):
     return jnp.tanh(SQUARE @ z)
 
@@ -47,9 +44,6 @@ def test_it_says_what_joins_entries_and_where():
     assert str(structure_of(in_pairs, Z)) == found
     assert structure_of(swapped, Z).mixed_by == "moving to other places"
     assert str(structure_of(jax.jit(dense), Z)) == str(structure_of(dense, Z))
-
-
-# -- what it keeps --------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("_nothing_older")
@@ -78,9 +72,6 @@ def test_what_is_too_large_to_follow_is_joined():
         return jnp.sin(jnp.broadcast_to(z[:, None], (6, 1 << 40))).sum(1)
 
     assert structure_of(step, Z).kind == "dense"
-
-
-# -- what it does not know ------------------------------------------------------------------------
 
 
 def test_a_rule_that_fails_is_as_good_as_none(monkeypatch):
@@ -123,9 +114,6 @@ def test_other_devices_are_examples_of_their_own():
     alone, together = found
     assert (alone.kind, alone.separate) == ("elementwise", True)
     assert not together.separate
-
-
-# -- derivatives of their own ---------------------------------------------------------------------
 
 
 @jax.custom_jvp
@@ -201,9 +189,6 @@ def test_derivatives_of_their_own(name):
     (depends,) = differentiated([step], 6, jacobian)
     assert_sound(step, (6,), depends)
     assert_sound(step, (3, 2), depends, batch_ndim=1)
-
-
-# -- examples of a batch --------------------------------------------------------------------------
 
 
 def test_two_batch_axes_are_told_apart():
