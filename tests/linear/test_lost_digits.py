@@ -17,7 +17,7 @@ import deeppcr
 from deeppcr import solve_bidiagonal
 from tests.linear.loop import compiled
 
-WIDTH, LENGTH = 3, 30
+WIDTH, LENGTH = 3, 24
 FACTOR = 16
 
 
