@@ -54,10 +54,7 @@ def normal(seed, *shape, scale=1.0):
 
 
 def backpropagate(problem, scan):
-    """What ``scan`` returns, and the gradients for random cotangents of all its floating leaves.
-
-    Gradients are to every floating leaf of parameters, initial carry and xs.
-    """
+    """What ``scan`` returns, and gradients to all floating leaves, for random cotangents."""
     leaves, tree = jax.tree.flatten(problem.arguments)
     moves = [floating(leaf) for leaf in leaves]
 

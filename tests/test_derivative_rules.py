@@ -1,7 +1,4 @@
-"""Functions with derivative rules of their own inside a step.
-
-Every rule is used, as often and on what `jax.lax.scan` uses it.
-"""
+"""Derivative rules inside a step: each is used as often, and on what, `jax.lax.scan` uses it."""
 
 from functools import partial
 

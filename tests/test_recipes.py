@@ -37,7 +37,12 @@ def nonlinear(p):
 STATES = jax.device_put([np.full(WIDTH, 0.1 * (place + 1)) for place in range(3)])
 DELAYS = {
     "linear": (linear, STATES, "sequential", "pcr"),
-    "nonlinear": (nonlinear, [{"z": z, "energy": z.sum()} for z in STATES[:2]], "newton", "sequential"),
+    "nonlinear": (
+        nonlinear,
+        [{"z": z, "energy": z.sum()} for z in STATES[:2]],
+        "newton",
+        "sequential",
+    ),
 }
 
 

@@ -1,7 +1,4 @@
-"""Forward mode through steps that jax cannot transpose: those with a while loop.
-
-As through `jax.lax.scan`, and reverse mode fails as it does there.
-"""
+"""Steps with a while loop: forward mode as by `jax.lax.scan`; reverse mode fails as there."""
 
 from functools import cache, partial
 

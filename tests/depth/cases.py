@@ -38,10 +38,7 @@ def sines(x: Any, count: int) -> Any:
 
 
 class Case(NamedTuple):
-    """``fn(*args)`` has the ``expected`` depth, or one for every output.
-
-    Because of what ``why`` adds up.
-    """
+    """``fn(*args)`` has the ``expected`` depth, or one for every output: ``why`` adds it up."""
 
     name: str
     fn: Callable[..., Any]

@@ -1,7 +1,4 @@
-"""Random programs that can be traced as loops or unrolled, and depth by the plainest means.
-
-Every value, step by step.
-"""
+"""Random programs, traced as loops or unrolled, and their depth, value by value."""
 
 import math
 from collections.abc import Callable
@@ -51,10 +48,7 @@ def leaf_depth(equation: Any) -> int:
 
 
 class Late(NamedTuple):
-    """A depth, and all longest paths to it as sorted (primitive, count, depth).
-
-    None for too many.
-    """
+    """A depth, and all longest paths to it, sorted (primitive, count, depth); None: too many."""
 
     depth: int
     paths: frozenset | None
@@ -190,10 +184,7 @@ def _flat(op: Callable[..., Any], *kinds: str) -> list[tuple]:
 
 
 def moved(value: Any) -> Any:
-    """The value, by an equation of no depth.
-
-    Jax takes results that are operands out of loops and branches.
-    """
+    """The value, by an equation of no depth: jax takes operands out of loops and branches."""
     return lax.reshape(lax.reshape(value, (*value.shape, 1)), value.shape)
 
 

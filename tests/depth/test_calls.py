@@ -1,7 +1,4 @@
-"""Programs that call programs.
-
-Jit and all that wraps a function, kernels, devices, references, derivatives and batches.
-"""
+"""Programs that call programs: wrappers, kernels, devices, references, derivatives, batches."""
 
 import time
 import warnings

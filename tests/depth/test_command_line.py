@@ -1,7 +1,4 @@
-"""``python -m depth``.
-
-What it prints of functions, and what it says of bad input.
-"""
+"""``python -m depth``: what it prints of functions, and what it says of bad input."""
 
 import os
 import re
@@ -51,10 +48,7 @@ weights = 3
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """A folder with a file and a module in it.
-
-    What a run changes of the interpreter is put back.
-    """
+    """A folder with a file and a module; what a run changes of the interpreter is put back."""
     for name in ("model_file.py", "model_module.py", "inside/model_inside.py"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

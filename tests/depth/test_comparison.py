@@ -1,7 +1,4 @@
-"""Two programs side by side.
-
-Ratios, the table, times where a device is given, and what is not known of either.
-"""
+"""Two programs side by side: ratios, the table, times on a device, what is not known of either."""
 
 import jax
 import jax.numpy as jnp

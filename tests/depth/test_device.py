@@ -1,7 +1,4 @@
-"""Device models.
-
-The table, the figures that are not given, what is refused, and the generic ones.
-"""
+"""Device models: the table, figures that are not given, what is refused, and generic ones."""
 
 import dataclasses
 import math

@@ -1,7 +1,4 @@
-"""How a program runs, as the prediction takes it.
-
-Its kernels counted by hand, their traffic, and the loops they are in.
-"""
+"""Kernels of a program as the prediction takes them: counts by hand, traffic, and loops."""
 
 from collections import Counter
 from functools import partial
@@ -110,10 +107,7 @@ PRODUCTS = {
     ("axes", "args", "kind", "pieces", "work", "traffic"), PRODUCTS.values(), ids=PRODUCTS
 )
 def test_products(axes, args, kind, pieces, work, traffic):
-    """Work is 2 for each output and contracted element, times the batch.
-
-    Traffic all three arrays once.
-    """
+    """Work is 2 for each output and contracted element, times the batch; traffic all arrays."""
     kernel = only(program(lambda x, y: jnp.einsum(axes, x, y), *args))
     found = kernel.kind, kernel.pieces, kernel.operations, kernel.bytes
     assert found == (kind, pieces, (("product", work),), traffic)

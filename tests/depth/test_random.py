@@ -1,7 +1,4 @@
-"""Random programs.
-
-A loop is its unrolled program, for every output and along the critical path, work and traffic too.
-"""
+"""Random programs: a loop is its unrolled program, in depth, critical path, work and traffic."""
 
 import operator
 from collections import Counter
@@ -28,10 +25,7 @@ from tests.depth.programs import (
 
 
 def check(*jaxprs, trips=None):
-    """The package and the oracle agree on all, the critical path is one of the longest.
-
-    The costs.
-    """
+    """The costs, on which the oracle agrees; the critical path is one of the longest."""
     costs = [analyze_jaxpr(jaxpr, trip_counts=trips) for jaxpr in jaxprs]
     late = [evaluate(jaxpr, trips=trips or 0) for jaxpr in jaxprs]
     expected = tuple(value.depth for value in late[0])

@@ -1,7 +1,4 @@
-"""Programs without loops or calls.
-
-Reductions, windows, sorting, products, transforms and factorizations.
-"""
+"""Reductions, windows, sorting, products, transforms and factorizations."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,4 @@
-"""Programs without loops, calls or products.
-
-Elementwise operations, moves, random bits, and the edges of a program.
-"""
+"""Elementwise operations, moves, random bits, and the edges of a program."""
 
 import jax
 import jax.numpy as jnp

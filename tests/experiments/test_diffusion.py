@@ -1,7 +1,4 @@
-"""Diffusion sampling.
-
-Quality by hand, the cache of trained models, and the command at a size that takes seconds.
-"""
+"""Diffusion sampling: quality by hand, the cache of trained models, and the command in small."""
 
 import dataclasses
 from pathlib import Path
@@ -42,10 +39,7 @@ TIMED = {
 def untrained(
     loss: Any, first: training.Params, steps: int, rate: float, key: jax.Array
 ) -> training.Params:
-    """In the place of `training.train`.
-
-    Nothing is learnt, which takes no time, but the loss can be differentiated.
-    """
+    """In the place of `training.train`: nothing is learnt, but the loss can be differentiated."""
     gradient = jax.eval_shape(jax.grad(loss), first, key)
     assert jax.tree.map(jnp.shape, gradient) == jax.tree.map(jnp.shape, first)
     return first

@@ -1,7 +1,4 @@
-"""Anderson acceleration solves the least squares problem that it says it does.
-
-The end of a chain never disturbs its start.
-"""
+"""Anderson acceleration solves its least squares; the end of a chain never disturbs its start."""
 
 import itertools
 from functools import cache

@@ -15,10 +15,7 @@ MANY = normal(3, 100, 3)
 
 
 def by_products(chain, z0):
-    """The largest exponent, from the Jacobians one after another.
-
-    It is the growth of an orthogonal basis (Benettin et al., 1980).
-    """
+    """The largest exponent: the growth of an orthogonal basis (Benettin et al., 1980)."""
     states = np.concatenate([np.asarray(z0)[None], np.asarray(trajectory(chain, z0))[:-1]])
     jacobians = jax.jit(jax.vmap(jax.jacfwd(chain.step)))(states, chain.inputs)
     basis, total = np.eye(states.shape[1]), 0.0

@@ -104,10 +104,7 @@ def test_each_leaf_is_judged_in_its_own_dtype():
 
 
 def test_rounding_that_reaches_a_small_entry_ends_in_a_plateau():
-    """The step adds a large entry to a small one and takes it away again.
-
-    The small one is right to the rounding of the large.
-    """
+    """The step adds and subtracts a large entry: the small one is right to its rounding."""
 
     def step(z, x):
         both = jnp.tanh(1.5 * z[1] + x) + 1e3 * jnp.tanh(z[0])

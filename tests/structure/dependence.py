@@ -37,10 +37,7 @@ def evaluate(functions, xs):
 
 
 def moved(steps, width):
-    """For each ``step(z: [w])`` which entries change where an entry of z is moved, near and far.
-
-    Bool ``[w, w]``, [to, from].
-    """
+    """For each ``step(z: [w])``, [to, from]: which entries change where one is moved."""
     rng = np.random.default_rng(width)
     points = rng.normal(size=(POINTS, width))
     others = np.broadcast_to(points[:, None, None], (POINTS, len(SCALES), width, width)).copy()

@@ -106,10 +106,7 @@ OPERATIONS = {
 
 
 def fitted(rng, x, other):
-    """Six numbers out of the numbers in x, in some shape.
-
-    What is missing is taken from another array.
-    """
+    """Six of the numbers in x, in some shape; what is missing is taken from another array."""
     x = x.reshape(-1).astype(jnp.float64)
     if x.size < WIDTH:
         x = jnp.concatenate([x, other.reshape(-1)[x.size :]])

@@ -1,7 +1,4 @@
-"""Steps that people write, and the groups of their states.
-
-As small as they truly are, in every way of writing them.
-"""
+"""Steps that people write: groups of their states are as small as they truly are."""
 
 from functools import cache
 
