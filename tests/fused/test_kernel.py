@@ -289,6 +289,7 @@ AT_THE_ENDS = [
     jnp.sqrt, jnp.log1p, jnp.expm1, jnp.sign, jnp.exp, jnp.tanh, jax.nn.sigmoid,
     lambda x: jnp.isfinite(x).astype(jnp.float32),
     lambda x: jnp.maximum(x, jnp.float32(0)), lambda x: jnp.minimum(x, jnp.float32(0)),
+    lambda x: lax.rem(x, jnp.float32(0.25)), lambda x: lax.clamp(jnp.float32(-1), x, jnp.float32(2)),
 ]  # fmt: skip
 
 
