@@ -82,7 +82,8 @@ def test_trains_as_the_plain_one(name):
 def test_each_dtype_has_its_array_and_nothing_is_cast():
     params = {dtype: tree(0, dtype) for dtype in ("bfloat16", "float32", "float64")}
     optimizer = optax.trace(0.5)
-    (found, _), (expected, _) = (trained(x, params) for x in (pack(optimizer), optimizer))
+    both = jax.jit(lambda params: [trained(x, params) for x in (pack(optimizer), optimizer)])
+    (found, _), (expected, _) = both(params)
     assert_same(found[0], expected[0])
     size = sum(int(np.prod(shape)) for shape in SHAPES.values())
     flat = found[1].trace.arrays

@@ -88,7 +88,7 @@ def test_derivatives_of_real_entries_and_vmap():
     assert_agree(ours, jax.jit(lambda: derivatives(sequential))())
     guesses = jax.tree.map(lambda x, y: jnp.stack([x, y]), ZEROS, sequential(W, B))
     f = partial(step, W, B)
-    solution = jax.vmap(partial(triangular, f))(guesses)  # each ends on its own
+    solution = jax.jit(jax.vmap(partial(triangular, f)))(guesses)  # each ends on its own
     np.testing.assert_array_equal(solution.iterations, [L, 1])
     np.testing.assert_array_equal(solution.value["d"][0], solution.value["d"][1])
 
