@@ -154,11 +154,19 @@ class Loop(NamedTuple):
         constants = [*operands.constants, *getattr(closed, "consts", ())]
         return self._replace(program=program), operands._replace(constants=constants)
 
-    def scan(self, operands: Operands) -> tuple[Leaves, Leaves]:
-        """The last carry and the ``y`` of all steps, by `jax.lax.scan`."""
+    def scan(
+        self,
+        operands: Operands,
+        rule: Rule = bind,
+        of_one: Callable[[Leaves], Leaves] = list,
+    ) -> tuple[Leaves, Leaves]:
+        """The last carry and the ``y`` of all steps, by `jax.lax.scan`.
+
+        ``rule``: as in `interpret`. ``of_one``: the ``x`` of a step, from those of ``operands``.
+        """
 
         def step(carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
-            found = self.evaluated(operands.constants, carry, x)
+            found = self.evaluated(operands.constants, carry, of_one(x), rule)
             return found[: self.states], found[self.states :]
 
         return lax.scan(step, operands.carry, operands.xs, self.length, self.reverse, self.unroll)

@@ -105,9 +105,9 @@ def test_a_step_of_an_lstm_reads_six_arrays_backwards_and_two_cotangents(monkeyp
     xs, read = normal(6, 3, 2, 4 * N), {}
     scan = Loop.scan
 
-    def recorded(loop, operands):
+    def recorded(loop, operands, *others):
         read[loop.linear] = [x.shape for x in operands.xs]
-        return scan(loop, operands)
+        return scan(loop, operands, *others)
 
     monkeypatch.setattr(Loop, "scan", recorded)
 

@@ -93,9 +93,9 @@ def is_float(x):
 def test_only_the_linear_part_is_in_the_loop(monkeypatch):
     found, scan = {}, Loop.scan
 
-    def recorded(loop, operands):
+    def recorded(loop, operands, *others):
         found[loop.linear] = {each.primitive.name for each in equations(loop.program)}
-        return scan(loop, operands)
+        return scan(loop, operands, *others)
 
     def loss(z, xs):
         scan = partial(deeppcr.scan, method="sequential", adjoint="backprop", batch_ndim=1)

@@ -22,7 +22,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import mlir
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.cpu.stack_equal import stacked
+from deeppcr.lower.cpu.stack_equal import from_split, stack_equal
 from deeppcr.lower.cpu.vector_products import is_small, multiplications, parts, product
 from deeppcr.lower.in_order import Loop, Operands
 from deeppcr.programs.calls import Call
@@ -63,8 +63,9 @@ COPIED = 64  # entries of a matrix whose copy in every trip takes no time (jax 0
 # and the multiplications of a step up to which neither its loop nor its derivative gains from ours:
 # of GRUs of 8 units, 192, they take 2.3 and 1.4 times as long, of filters of 3 x 3 0.7 and 0.4.
 TINY, FEW = 9, 150
-# Arrays that a step reads and writes: if there are more, equal ones are one array. XLA compiles the
-# gradient of 60 scalars (480 arrays) in half the time (jax 0.10.2).
+# Arrays that a step reads: if there are more, equal ones are one array. XLA compiles the gradient
+# of 60 scalars, whose loop reads 420, in half the time (jax 0.10.2). Those that it writes are not:
+# each would be cut from the one array by a kernel of its own.
 MANY = 32
 
 
@@ -73,17 +74,19 @@ def one_function(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     program = loop.program
     if not fits(program) or copies_matrices(program, loop.states) or not is_honoured():
         return loop, operands
-    if len(loop.inputs) + len(loop.outputs) > MANY:
-        loop, operands = stacked(loop, operands, of_x=True)
-    loop, operands = loop.retraced(operands, partial(loop.evaluated, rule=_result))
     return loop._replace(run=_in_one_function), operands
 
 
 def _in_one_function(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
+    types = [x.aval for x in loop.inputs]
+    of_one: Callable[[Leaves], Leaves] = list
+    if len(types) > MANY:
+        operands = operands._replace(xs=stack_equal(operands.xs, types, 1))
+        of_one = partial(from_split, like=types)
     leaves, tree = jax.tree.flatten(operands)
 
     def run(*leaves: Any) -> Leaves:
-        last, ys = loop.scan(jax.tree.unflatten(tree, leaves))
+        last, ys = loop.scan(jax.tree.unflatten(tree, leaves), _result, of_one)
         return [*last, *ys]
 
     # `run` is a new object each time, so that jax caches nothing for it.
