@@ -1,16 +1,15 @@
 """A linear function that is the transpose of a given one."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
-from deeppcr.arrays.avals import abstract, like
+from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.partition import partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.linear.linear_map import LinearMap, solved
@@ -30,11 +29,7 @@ def transposed_by(
     shapes = list(map(abstract, like))
 
     def product(known: Leaves, x: tuple[Leaves, Leaves]) -> Leaves:
-        own = lambda g: rule(known, g)  # noqa: E731
-        try:
-            found: Leaves = jax.linear_transpose(own, shapes)(x[1])[0]
-        except Exception:  # a kernel or a while loop, which jax cannot transpose
-            found = _push_by_units(own, x[1], shapes)
+        found: Leaves = jax.linear_transpose(partial(rule, known), shapes)(x[1])[0]
         return found
 
     transposed = LinearMap(
@@ -45,25 +40,6 @@ def transposed_by(
     zeros = [jnp.zeros(y.shape, y.dtype) for y in shapes]
     pushed: Leaves = solved(transposed, known, (zeros, t))
     return pushed
-
-
-def _push_by_units(rule: Callable[[Leaves], Leaves], t: Leaves, shapes: Leaves) -> Leaves:
-    """``R^T t``, entry by entry: the product of ``t`` with R applied to a unit vector."""
-    results = []
-    for index, shape in enumerate(shapes):
-
-        def entry(unit: Array, index: int = index, shape: Any = shape) -> Array:
-            units = [like(jnp.zeros(other.shape, other.dtype), other) for other in shapes]
-            units[index] = like(unit.reshape(shape.shape), shape)
-            products = [
-                jnp.vdot(a.conj(), b, precision="highest")
-                for a, b in zip(rule(units), t, strict=True)
-            ]
-            return sum(products[1:], products[0]).astype(shape.dtype)
-
-        size = int(np.prod(shape.shape))
-        results.append(lax.map(entry, jnp.eye(size, dtype=shape.dtype)).reshape(shape.shape))
-    return results
 
 
 def moving(leaves: Leaves, tangents: Sequence[Any]) -> tuple[list[bool], Leaves]:

@@ -17,7 +17,6 @@ from deeppcr.linearize.derived import Clipped, Surrogate, TracedSurrogate
 from deeppcr.linearize.exact import (
     LINEARIZATIONS,
     Choice,
-    Exact,
     choose_linearization,
     exact_linearization,
     find_linearization,
@@ -34,7 +33,6 @@ __all__ = [
     "Clipped",
     "Dense",
     "Diagonal",
-    "Exact",
     "Linearization",
     "Scalar",
     "Surrogate",

@@ -24,7 +24,7 @@ from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, trace
 from deeppcr.checks import check_type, describe
 from deeppcr.linear import Blocks
-from deeppcr.linearize.exact import Exact, exact_linearization, find_linearization
+from deeppcr.linearize.exact import exact_linearization, find_linearization
 from deeppcr.linearize.linearization import Linearization
 
 
@@ -62,34 +62,35 @@ class Clipped(Linearization):
     limit: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "linearize", find_linearization(self.linearize) or Exact())
+        find_linearization(self.linearize)
         if isinstance(self.limit, bool) or not isinstance(self.limit, int | float):
             raise TypeError(f"limit is {describe(self.limit)}, expected a real number > 0.")
         if not 0 < self.limit < math.inf:
             raise ValueError(f"limit is {self.limit}, expected a finite number > 0.")
 
-    @property
-    def _inside(self) -> Linearization:
-        assert isinstance(self.linearize, Linearization)
-        return self.linearize
+    def _inside(self, step: Step, layout: StateLayout) -> Linearization:
+        return find_linearization(self.linearize) or exact_linearization(step, layout)
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        blocks = self._inside.blocks(chain, states)
+        blocks = self._inside(chain.step, chain.layout).blocks(chain, states)
         clipped: Blocks = jax.tree.map(lambda x: jnp.clip(x, -self.limit, self.limit), blocks)
         return clipped
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
-        return self._inside.bytes_per_step(step, layout)
+        return self._inside(step, layout).bytes_per_step(step, layout)
 
     def check(self, step: Step, length: int) -> None:
-        self._inside.check(step, length)
+        if found := find_linearization(self.linearize):
+            found.check(step, length)
 
     def traced(self, chain: TracedChain) -> "Clipped":
-        return dataclasses.replace(self, linearize=self._inside.traced(chain))
+        found = self._inside(chain.step, chain.layout)
+        return dataclasses.replace(self, linearize=found.traced(chain))
 
     @property
     def of_adjoint(self) -> Linearization | None:
-        return self._inside.of_adjoint
+        found = find_linearization(self.linearize)
+        return found and found.of_adjoint
 
     def __str__(self) -> str:
         return f"{self.linearize}, clipped to {self.limit:g}"

@@ -6,13 +6,10 @@ import warnings
 from typing import Any
 
 import jax
-from jax import Array
 
 from deeppcr.arrays.state import StateLayout
-from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.checks import check_name
-from deeppcr.linear import Blocks
 from deeppcr.linearize.linearization import Linearization, constant
 from deeppcr.linearize.parts import BlockDiagonal, Dense, Diagonal
 from deeppcr.linearize.scalar import Scalar, Zero
@@ -113,28 +110,6 @@ def choose_linearization(
     is_part = isinstance(chosen, Dense | Diagonal | BlockDiagonal)
     mixes = is_part and find_structure(step, layout).mixes
     return Choice(chosen, min(length, window or length), is_exact, "; ".join(reasons), mixes)
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Exact(Linearization):
-    """The exact Jacobian, in the narrowest form that the step's structure proves."""
-
-    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        return exact_linearization(chain.step, chain.layout).blocks(chain, states)
-
-    def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
-        return exact_linearization(step, layout).bytes_per_step(step, layout)
-
-    def is_exact(self, step: Step, layout: StateLayout) -> bool:
-        return exact_linearization(step, layout).is_exact(step, layout)
-
-    @property
-    def of_adjoint(self) -> None:
-        return None
-
-    def __str__(self) -> str:
-        return "auto"
 
 
 def exact_linearization(step: Step, layout: StateLayout) -> Linearization:

@@ -12,7 +12,6 @@ algorithm", 1982).
 
 from collections import Counter
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,13 +34,6 @@ class Groups:
         self.parent = np.arange(1 + entries, dtype=np.int32)
         self.cause: Any = None
         self.joins: Counter[Any] = Counter()
-
-    def new(self, shape: Sequence[int]) -> Array:
-        """Labels of new entries, in groups of their own."""
-        start = len(self.parent)
-        more = np.arange(start, start + prod(shape), dtype=np.int32)
-        self.parent = np.concatenate([self.parent, more])
-        return more.reshape(shape)
 
     def find(self, labels: Array) -> Array:
         """The roots of their groups."""
