@@ -7,7 +7,6 @@ other arrays. Two layers are equal if their trees are, and if their arrays have 
 """
 
 import dataclasses
-import sys
 import types
 from collections.abc import Hashable, Iterable, Iterator
 from functools import partial
@@ -26,6 +25,8 @@ from deeppcr.layers.pure import (
     held_by,
     is_library,
     is_named,
+    is_of_jax,
+    linen_module,
     methods_of,
 )
 
@@ -48,7 +49,13 @@ class Code:
         """The whole, with the next ``arrays``."""
         if self.make is None:
             return next(arrays)
-        return self.make([part.build(arrays) for part in self.parts])
+        return self.make(build(self.parts, arrays))
+
+
+def build(codes: Iterable[Code], arrays: Iterable[Any]) -> list[Any]:
+    """Values of these codes, with the ``arrays`` of the first, of the second, ..."""
+    source = iter(arrays)
+    return [code.build(source) for code in codes]
 
 
 class Identity:
@@ -112,29 +119,25 @@ def take_apart(layer: Any, seen: Seen | None = None) -> tuple[Code, list[Any]]:
 
 def _composite(value: Any) -> tuple[Hashable, Any, Any, Iterable[Any]]:
     """The key, the parts, the function that puts them together, and what else its code reaches."""
-    if isinstance(value, IMMUTABLE):
-        return key_of(value), (), partial(_value, value), ()
-    linen: Any = getattr(sys.modules.get("flax.linen"), "Module", ())
+    linen = linen_module()
     if isinstance(value, linen) and value.scope is not None:
         if value.scope.rngs or value.scope.mutable:
             raise InTurn("it is bound with random numbers, or with variables that it changes")
         unbound, variables = value.unbind()
         value = partial(unbound.apply, dict(variables))
-    elif type(value) is types.MethodType:
-        value = partial(value.__func__, value.__self__)
     kind: Any = type(value)
-    if kind in PARTIALS:
-        names, parts = tuple(value.keywords), [value.func, *value.args, *value.keywords.values()]
-        return (kind, names), parts, partial(_bind, kind, names), ()
-    if kind is types.FunctionType and not (value.__dict__ or is_named(value)):
-        key = value.__code__, id(value.__globals__)
-        return key, held_by(value), partial(_define, value), globals_of(value)
+    if kind is dict:  # in its own order, which jax would sort
+        return kind, value.items(), kind, ()
     if kind in (tuple, list):
         return kind, value, kind, ()
-    if kind is dict:  # in its own order, which jax would sort
-        return key_of([*value]), value.values(), partial(_dict, tuple(value)), ()
-    of_jax = callable(value) and kind.__module__.startswith(("jax.", "jaxlib."))
-    if of_jax or isinstance(value, (type, np.ndarray, linen)) or is_named(value):
+    if kind is types.MethodType or kind in PARTIALS:
+        return kind, held_by(value), partial(_bind, kind), ()
+    if kind is types.FunctionType and not (value.__dict__ or is_named(value)):
+        code, space = value.__code__, value.__globals__
+        make = partial(_define, code, space, value.__name__)
+        return (code, id(space)), held_by(value), make, globals_of(value)
+    constant = *IMMUTABLE, type, np.ndarray, linen
+    if isinstance(value, constant) or is_of_jax(value) or is_named(value):
         return key_of(value), (), partial(_value, value), (value,)
     # Any registered pytree, one level of it.
     parts, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
@@ -155,20 +158,17 @@ def _value(value: Any, _: list[Any]) -> Any:
     return value
 
 
-def _bind(kind: Any, names: tuple[str, ...], parts: list[Any]) -> Any:
-    first = len(parts) - len(names)
-    return kind(*parts[:first], **dict(zip(names, parts[first:], strict=True)))
+def _bind(kind: Any, held: list[Any]) -> Any:
+    """A method or a partial."""
+    function, arguments, keywords = held
+    return kind(function, *arguments, **dict(keywords))
 
 
-def _dict(keys: tuple[Any, ...], parts: list[Any]) -> Any:
-    return dict(zip(keys, parts, strict=True))
-
-
-def _define(function: types.FunctionType, held: list[Any]) -> Any:
-    """``function``, with other defaults and other cells."""
-    code, space, name = function.__code__, function.__globals__, function.__name__
-    made = types.FunctionType(code, space, name, held[0], tuple(map(types.CellType, held[2:])))
-    made.__kwdefaults__ = held[1]
+def _define(code: Any, space: dict[str, Any], name: str, held: list[Any]) -> Any:
+    """A function."""
+    defaults, keywords, *cells = held
+    made = types.FunctionType(code, space, name, defaults, tuple(map(types.CellType, cells)))
+    made.__kwdefaults__ = dict(keywords)
     return made
 
 

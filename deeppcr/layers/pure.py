@@ -76,10 +76,27 @@ def is_named(value: Any) -> bool:
     return callable(value) and found is value
 
 
-def held_by(function: types.FunctionType) -> list[Any]:
-    """The defaults of a function, those by keyword, and what it closes over."""
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    return [function.__defaults__, function.__kwdefaults__, *cells]
+def is_of_jax(value: Any) -> bool:
+    """Whether this is a function that jax has made: by `jax.jit`, `jax.custom_jvp`, ..."""
+    return callable(value) and type(value).__module__.startswith(("jax.", "jaxlib."))
+
+
+def linen_module() -> Any:
+    """The class of the modules of flax linen; no class before that is imported."""
+    return getattr(sys.modules.get("flax.linen"), "Module", ())
+
+
+def held_by(value: Any) -> tuple[Any, ...]:
+    """What functions have of their own: defaults, those by keyword, and what they close over.
+
+    Of a method and of a partial: its function, arguments, and arguments by keyword.
+    """
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return value.__defaults__, tuple((value.__kwdefaults__ or {}).items()), *cells
+    if isinstance(value, types.MethodType):
+        return value.__func__, (value.__self__,), ()
+    return value.func, value.args, tuple(value.keywords.items())
 
 
 def check_pure(values: Iterable[Any], seen: Seen) -> None:
@@ -92,26 +109,17 @@ def check_pure(values: Iterable[Any], seen: Seen) -> None:
 
 def _reached(value: Any, kind: Any) -> Iterable[Any]:
     """What code that has this value can reach by it."""
-    linen = getattr(sys.modules.get("flax.linen"), "Module", ())
     if is_named(value) and is_library(value.__module__):
         if value.__name__ in FOREIGN or value.__module__.startswith("numpy.random"):
             raise InTurn(f"it uses {value.__name__}")
         return ()
     if kind is types.FunctionType:
-        defaults, keywords, *cells = held_by(value)
-        return (
-            *globals_of(value),
-            defaults,
-            *(keywords or {}).values(),
-            *cells,
-            *vars(value).values(),
-        )
-    if kind is types.MethodType:
-        return value.__func__, value.__self__
-    if kind in PARTIALS:
-        return value.func, *value.args, *value.keywords.values()
-    if callable(value) and kind.__module__.startswith(("jax.", "jaxlib.")):  # `jax.custom_jvp`
+        return *globals_of(value), *held_by(value), *vars(value).values()
+    if kind is types.MethodType or kind in PARTIALS:
+        return held_by(value)
+    if is_of_jax(value):
         return filter(callable, vars(value).values())
+    linen = linen_module()
     if isinstance(value, type) and issubclass(value, (tuple, enum.Enum, BaseException, linen)):
         return methods_of(value)
     if isinstance(value, tuple):

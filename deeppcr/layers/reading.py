@@ -1,89 +1,86 @@
 """Reading a list of layers: which are equal, what each takes and returns, and its side effects."""
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.checks import describe
-from deeppcr.layers.parts import Code, as_callable, is_pair, take_apart
+from deeppcr.layers.parts import Code, as_callable, build, is_pair, take_apart
 from deeppcr.layers.pure import InTurn, Seen
 from deeppcr.programs.effects import side_effects
 from depth.jaxprs import equations, without_constants
 
 
-class Trial(NamedTuple):
-    """What was learned from calling a copy of a layer on shapes.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trial:
+    """What was learned from calling a copy of a layer on shapes: the same for equal layers.
 
     Attributes:
-        returns: its output, as `jax.ShapeDtypeStruct`.
+        takes: its input, as `jax.ShapeDtypeStruct`.
+        returns: its output.
         acts: its other effects, as text; "" if it has none.
         size: the number of equations of its program.
     """
 
+    takes: Any
     returns: Any
     acts: str
     size: int
 
+    @property
+    def alone(self) -> str:
+        """Why the layer cannot be part of a chain; "" if it can."""
+        leaves = jax.tree.leaves(self.returns)
+        floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+        return self.acts or ("" if floating else "it returns non-floating arrays")
+
 
 class Layer(NamedTuple):
-    """One layer of a list.
-
-    Attributes:
-        given: the layer, as it was given.
-        code: the part that equal layers share.
-        arrays: its own arrays.
-        takes: its input, as `jax.ShapeDtypeStruct`.
-        trial: the same for layers with equal code, types of arrays and types of input.
-    """
+    """One layer of a list: as it was ``given``, its ``code``, its ``arrays``, and its ``trial``."""
 
     given: Any
     code: Code
     arrays: list[Any]
-    takes: Any
     trial: Trial
 
 
-def read(
-    layers: Sequence[Any], x: Any, trials: dict[Any, Trial], past_changes: bool = False
-) -> tuple[list[Layer], Exception | None]:
-    """Read layers, the first of which takes ``x``, and say why reading stopped, if it did.
+def read(layers: Sequence[Any], x: Any, trials: dict[Any, Trial]) -> Iterator[Layer]:
+    """Read layers, the first of which takes ``x``.
 
-    It stops before the first layer that has to be called in its turn: later ones may read what that
-    changes. With ``past_changes`` it stops only if it is unknown what a layer returns. Equal layers
-    are tried once: ``trials`` is what is known, and gets what is new.
+    Equal layers are tried once: ``trials`` is what is known, and gets what is new. What a layer
+    with effects changes is not there for later ones, which may read it.
+
+    Raises:
+        Exception: why the next layer has to be called in its turn.
     """
-    found, x, seen = list[Layer](), jax.tree.map(shape_of, x), Seen()
+    x, seen = jax.tree.map(shape_of, x), Seen()
     for given in layers:
-        try:
-            code, arrays = take_apart(given, seen)
-            if any(isinstance(each, np.ndarray) for each in arrays):
-                raise InTurn("it holds arrays of numpy; jnp.asarray makes a chain of it")
-            key = code, array_types(arrays), types_of(x)
-            if key not in trials:
-                take_apart(jax.tree.map(lambda _: None, x), seen)
-                trials[key] = try_code(code, arrays, x)
-            layer = Layer(given, code, arrays, x, trials[key])
-            if layer.trial.acts and not past_changes:
-                raise InTurn(layer.trial.acts)
-        except Exception as reason:
-            return found, reason
-        found.append(layer)
-        x = layer.trial.returns
-    return found, None
+        code, arrays = take_apart(given, seen)
+        if any(isinstance(each, np.ndarray) for each in arrays):
+            raise InTurn("it holds arrays of numpy; jnp.asarray makes a chain of it")
+        key = code, types_of(arrays), types_of(x)
+        if key not in trials:
+            take_apart(jax.tree.map(lambda _: None, x), seen)
+            trials[key] = try_codes([code], arrays, x)
+        yield Layer(given, code, arrays, trials[key])
+        x = trials[key].returns
 
 
-def try_code(code: Code, arrays: Sequence[Any], x: Any) -> Trial:
-    """Call a copy of a layer on ``x``."""
+def try_codes(codes: Sequence[Code], arrays: Sequence[Any], x: Any) -> Trial:
+    """Call copies of layers on ``x``, one after another."""
     acts: list[str] = []
 
     def call(arrays: list[Any], x: Any) -> Any:
-        layer = code.build(iter(arrays))
-        before = take_apart(layer), take_apart(x)
-        y = layer(x)
-        acts.append(_changes(before, layer, x))
+        y, layers = x, build(codes, arrays)
+        before = take_apart([layers, x])
+        for layer in layers:
+            y = layer(y)
+        acts.append(_changes(before, layers, x))
         return y
 
     closed, returns = jax.make_jaxpr(call, return_shape=True)(list(map(shape_of, arrays)), x)
@@ -91,44 +88,35 @@ def try_code(code: Code, arrays: Sequence[Any], x: Any) -> Trial:
     acts += [f"it has side effects: {name}" for name in side_effects(closed)]
     if any(any(each.params.get("donated_invars", ())) for each in program):
         acts.append("it donates what it takes")
-    return Trial(returns, next(filter(None, acts), ""), len(program))
+    return Trial(x, returns, next(filter(None, acts), ""), len(program))
 
 
-def _changes(before: Sequence[tuple[Code, list[Any]]], layer: Any, x: Any) -> str:
-    """What a call changed in a layer and in its argument, taken apart ``before``; "" if nothing."""
+def _changes(before: tuple[Code, list[Any]], layers: list[Any], x: Any) -> str:
+    """What calls changed in layers and in their argument, taken apart ``before``; "" if nothing."""
+    code, arrays = before
+    known = list(map(id, arrays))
     try:
-        after = take_apart(layer), take_apart(x)
-        pairs = zip(before, after, strict=True)
-        if all(a == b and list(map(id, xs)) == list(map(id, ys)) for (a, xs), (b, ys) in pairs):
+        after, now = take_apart([layers, x])
+        if after == code and list(map(id, now)) == known:
             return ""
-    except InTurn:  # it has a part that it had not
+    except InTurn:  # a layer has a part that it had not
         pass
-    known = {id(array) for _, arrays in before for array in arrays}
-    leaves = jax.tree_util.tree_leaves_with_path(layer)
+    leaves = [leaf for layer in layers for leaf in jax.tree_util.tree_leaves_with_path(layer)]
     new = [path for path, leaf in leaves if isinstance(leaf, jax.Array) and id(leaf) not in known]
     return f"calling it changes {', '.join(map(jax.tree_util.keystr, new)) or 'its state'}"
 
 
 def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an array or number."""
-    shape, dtype, weak = array_types([leaf])[0]
-    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
-
-
-def array_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """The shapes and dtypes of arrays, and whether they are weakly typed."""
-
-    def one(x: Any) -> tuple[Any, ...]:
-        dtype = x.dtype if isinstance(x, jax.Array) else jax.dtypes.result_type(x)
-        weak = getattr(x, "weak_type", isinstance(x, int | float | complex))
-        return np.shape(x), dtype, bool(weak)
-
-    return tuple(map(one, arrays))
+    """The shape and dtype of an array or number, and whether it is weakly typed."""
+    dtype = leaf.dtype if isinstance(leaf, jax.Array) else jax.dtypes.result_type(leaf)
+    weak = getattr(leaf, "weak_type", isinstance(leaf, int | float | complex))
+    return jax.ShapeDtypeStruct(np.shape(leaf), dtype, weak_type=bool(weak))
 
 
 def types_of(tree: Any) -> tuple[Any, ...]:
-    """The structure of a pytree, and the shapes and dtypes in it."""
-    return (jax.tree.structure(tree), *array_types(jax.tree.leaves(tree)))
+    """The structure of a pytree, and the types of the arrays in it."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, *map(shape_of, leaves)
 
 
 def listed(layers: Any) -> list[Any]:

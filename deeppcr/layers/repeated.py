@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from deeppcr.arrays.avals import of_step
-from deeppcr.layers.parts import Code
-from deeppcr.layers.reading import shape_of, try_code
+from deeppcr.layers.parts import Code, build
+from deeppcr.layers.reading import shape_of, try_codes
 from deeppcr.lower import stack
 
 STATIC = ["code", "shared", "length"]
@@ -23,7 +23,7 @@ class Repeated:
 
     Attributes:
         arrays: the arrays of a step, stacked on axis 0; an array that all steps share, unstacked.
-        code: that of a function that applies the layers of a step, its parts.
+        code: that of the list of the layers of a step.
         shared: for each array, whether all steps share it.
         length: the number of steps.
     """
@@ -45,7 +45,9 @@ class Repeated:
 
     def step(self, x: Any, own: Sequence[Any]) -> Any:
         """One step, with its ``own`` slices of `inputs`."""
-        return self.code.build(iter(self._merged(own)))(x)
+        for layer in self._layers(own):
+            x = layer(x)
+        return x
 
     def scan(self, x: Any) -> Any:
         """All steps by `jax.lax.scan`."""
@@ -54,23 +56,25 @@ class Repeated:
 
     def check(self, x: Any) -> Any:
         """What a step returns; `ValueError` if it has effects, which stacked copies would lose."""
-        arrays = self._merged(list(map(of_step, self.inputs)))
-        returns, acts, _ = try_code(self.code, arrays, jax.tree.map(shape_of, x))
-        if acts:
+        arrays = self._arrays(list(map(of_step, self.inputs)))
+        trial = try_codes(self.code.parts, arrays, jax.tree.map(shape_of, x))
+        if trial.acts:
             raise ValueError(
-                f"a layer cannot be stacked: {acts}, which would be lost, since stacked "
+                f"a layer cannot be stacked: {trial.acts}, which would be lost, since stacked "
                 "layers are copies. Switch it to evaluation mode, or call "
                 "deeppcr.forward(layers, x), which runs such layers one by one."
             )
-        return returns
+        return trial.returns
 
     def layers(self) -> list[Any]:
         """All layers, one by one."""
-        steps = [[array[step] for array in self.inputs] for step in range(self.length)]
-        sources = [iter(self._merged(own)) for own in steps]
-        return [part.build(source) for source in sources for part in self.code.parts]
+        steps = ([array[step] for array in self.inputs] for step in range(self.length))
+        return [layer for own in steps for layer in self._layers(own)]
 
-    def _merged(self, own: Sequence[Any]) -> list[Any]:
+    def _layers(self, own: Sequence[Any]) -> list[Any]:
+        return build(self.code.parts, self._arrays(own))
+
+    def _arrays(self, own: Sequence[Any]) -> list[Any]:
         source, pairs = iter(own), zip(self.arrays, self.shared, strict=True)
         return [array if shared else next(source) for array, shared in pairs]
 
@@ -84,16 +88,8 @@ def stack_layers(layers: Sequence[tuple[Code, list[Any]]], period: int) -> Repea
     pairs = list(zip(columns, shared, strict=True))
     stacked = iter(_stack([column for column, same in pairs if not same]))
     arrays = [column[0] if same else next(stacked) for column, same in pairs]
-    code = Code(
-        "step", tuple(code for code, _ in layers[:period]), partial(jax.tree_util.Partial, _apply)
-    )
+    code = Code(list, tuple(code for code, _ in layers[:period]), list)
     return Repeated(list(map(jnp.asarray, arrays)), code, tuple(shared), len(steps))
-
-
-def _apply(layers: list[Any], x: Any) -> Any:
-    for layer in layers:
-        x = layer(x)
-    return x
 
 
 def _stack(columns: Sequence[Sequence[Any]]) -> list[Any]:
@@ -102,8 +98,4 @@ def _stack(columns: Sequence[Sequence[Any]]) -> list[Any]:
         return list(map(stack, columns))
     # One call, where `jnp.stack` is one for each array and the concatenation.
     with jax.ensure_compile_time_eval():
-        return [jax.jit(_stack_arrays)(*column) for column in columns]
-
-
-def _stack_arrays(*arrays: Any) -> Any:
-    return jnp.stack(arrays)
+        return list(map(jax.jit(stack), columns))

@@ -2,15 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from deeppcr.checks import folded
 from deeppcr.layers.parts import Code, take_apart
 from deeppcr.layers.pure import InTurn
-from deeppcr.layers.reading import Layer, Trial, array_types, call, listed, read, shape_of, types_of
+from deeppcr.layers.reading import Layer, Trial, call, listed, read, shape_of, types_of
 from deeppcr.layers.repeated import Repeated, stack_layers
 from depth.report import table
 
@@ -64,7 +64,7 @@ class Description:
         rows = []
         for layers, start, period, length, reason in self.segments:
             last = start + len(layers) - 1
-            takes, returns = map(shapes, (layers[0].takes, layers[-1].trial.returns))
+            takes, returns = shapes(layers[0].trial.takes), shapes(layers[-1].trial.returns)
             rows.append(
                 (
                     str(start) if start == last else f"{start}..{last}",
@@ -105,8 +105,11 @@ def describe(layers: Any, x: Any) -> Description:
         1..100  100    1                float32[3]  a chain
     """
     found = layers.layers() if isinstance(layers, Repeated) else listed(layers)
-    known, reason = read(found, x, {}, past_changes=True)
-    if reason:
+    known = list[Layer]()
+    try:
+        for layer in read(found, x, {}):
+            known.append(layer)
+    except Exception as reason:
         raise ValueError(
             f"layers[{len(known)}] cannot be called on shapes alone: {reason}. "
             "deeppcr.forward calls it directly, and inspects later layers after that."
@@ -139,7 +142,7 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
             ) from error
     if not known:
         raise ValueError("layers is empty, expected at least one layer.")
-    period, length = _longest_run([(code, array_types(arrays)) for code, arrays in known])
+    period, length = _longest_run([(code, types_of(arrays)) for code, arrays in known])
     if (odd := period * length) == len(known):
         run, odd = stack_layers(known, period), 0
         if x is None or shapes(run.check(x)) == shapes(x):
@@ -159,9 +162,14 @@ def apply_layers(layers: Any, x: Any, solve: Callable[[Segment, Any], Any]) -> A
     """
     given, start, trials = listed(layers), 0, dict[Any, Trial]()
     while start < len(given):
+        found = list[Layer]()
         # The first layer may distinguish a numpy array from a traced one: it is called directly.
-        is_of_jax = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))
-        found = read(given[start:], x, trials)[0] if is_of_jax else []
+        if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
+            with suppress(Exception):  # the call may raise it, too
+                for layer in read(given[start:], x, trials):
+                    if layer.trial.acts:
+                        break
+                    found.append(layer)
         for segment in segments(found, start):
             x = segment.one_by_one(x) if segment.reason else solve(segment, x)
         start += len(found)
@@ -177,25 +185,18 @@ def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
 
     ``offset``: the index of the first in the list.
     """
-    found, start, reasons = list[Segment](), 0, list(map(_why_alone, layers))
-    # Negative numbers equal no other.
-    kinds = [-i - 1 if reasons[i] else id(layer.trial) for i, layer in enumerate(layers)]
+    found, start = list[Segment](), 0
+    kinds = [object() if layer.trial.alone else layer.trial for layer in layers]
     while start < len(layers):
         period, length = _longest_run(kinds[start:])
-        own, reason = layers[start : start + period * length], reasons[start]
-        if length == 1 and not reason:
-            keeps_type = types_of(own[0].takes) == types_of(own[0].trial.returns)
-            reason = ALONE if keeps_type else "it changes shape or dtype"
+        trial = layers[start].trial
+        reason = "" if length > 1 else trial.alone or ALONE
+        if reason == ALONE and types_of(trial.takes) != types_of(trial.returns):
+            reason = "it changes shape or dtype"
+        own = layers[start : start + period * length]
         found.append(Segment(own, offset + start, period, length, reason))
         start += period * length
     return found
-
-
-def _why_alone(layer: Layer) -> str:
-    """Why a layer cannot be part of a chain; "" if it can."""
-    leaves = jax.tree.leaves(layer.trial.returns)
-    floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
-    return layer.trial.acts or ("" if floating else "it returns non-floating arrays")
 
 
 def _longest_run(kinds: Sequence[Any]) -> tuple[int, int]:

@@ -126,7 +126,7 @@ def instance_of(
     if not chains:
         raise ValueError(f"there is no chain: no two neighbouring layers are alike.\n{layers}")
     segment = max(chains, key=lambda segment: len(segment.layers))
-    run, state = segment.stacked(), segment.layers[0].takes if segment.start else init
+    run, state = segment.stacked(), segment.layers[0].trial.takes if segment.start else init
     batch = vector_batch(state) if batch_ndim is None else batch_ndim
     return Instance(with_outputs(run.step), state, run.inputs, run.length, batch, "x")
 
