@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Never
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import depth
+from deeppcr.api import solve
 from deeppcr.chain.step import on_no_mesh
 from deeppcr.checks import check_count, describe, unknown_keyword
 from deeppcr.choose import (
@@ -29,8 +31,9 @@ from deeppcr.loops import ITERATION
 from deeppcr.lower import obstacle
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import expected_iterations
-from deeppcr.planning.instance import Instance, Pair, gradients, instance_of, name_of_pair
-from deeppcr.planning.report import Candidate, Plan, baseline, digits
+from deeppcr.planning.candidate import Candidate, baseline, gradients
+from deeppcr.planning.instance import Instance, instance_of
+from deeppcr.planning.report import Plan, digits
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.structure import find_structure
@@ -138,10 +141,10 @@ def plan(
     methods = [chosen]
     if not (chain.obstacle or step.not_differentiable):
         methods += [newton] * bool(tried or iterations or "newton" in rule.seconds)
-    pairs: list[Pair] = [(each, None) for each in (*methods, Sequential())]
-    forward = _candidates(instance, pairs, model, count)
-    pairs = [(chosen, choose_adjoint(chain, chosen, platform).option), *gradients(chain, methods)]
-    gradient = _candidates(instance, pairs, model, count)
+    costs = partial(_costs, instance, device=model, iterations=count)
+    adjoint = choose_adjoint(chain, chosen, platform).option
+    forward = costs(map(Candidate, [*methods, Sequential()]))
+    gradient = costs([Candidate(chosen, adjoint), *gradients(chain, methods)])
 
     because = str(rule) if isinstance(option, Auto) else "the method that is asked for"
     if tried and not isinstance(chosen, Newton):  # the sample was against it
@@ -167,7 +170,7 @@ def plan(
     notes = left_to_jax(chain), of_list, obstacle() if platform == "cuda" else ""
     if (note := next(filter(None, notes), because)) != because:
         found["note"] = note
-    if sharding := find_sharding(instance.inputs, instance.sharding, newton):
+    if sharding := find_sharding(instance.chain.inputs, instance.chain.sharding, newton):
         each = -(-steps // sharding.size)
         found["devices"] = f"{sharding.size} along {sharding.mesh_axis!r}, up to {each} steps each"
     found["device"] = model.name
@@ -186,29 +189,28 @@ def _promise(forward: Sequence[Candidate], gradient: Sequence[Candidate], source
     return text
 
 
-def _candidates(
-    instance: Instance, pairs: Sequence[Pair], device: depth.Device, iterations: int
+def _costs(
+    instance: Instance, candidates: Iterable[Candidate], device: depth.Device, iterations: int
 ) -> tuple[Candidate, ...]:
-    """Different candidates, whose programs are traced for ``device``.
+    """The different ones of these candidates, with what ``device`` is predicted to take.
 
-    ``iterations``: of Newton's method; without an end before: it is what is predicted.
+    ``iterations``: of Newton's method, which has no end of its own here.
     """
     found: dict[str, Candidate] = {}
     # Arrays as those on one device.
     of = lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.result_type(x))  # noqa: E731
-    shapes = jax.tree.map(of, (instance.state, instance.inputs))
-    for method, adjoint in pairs:
-        program, trips = method, {}
-        if isinstance(method, Newton):
-            program = dataclasses.replace(method, max_iterations=None)
-            trips = {ITERATION: iterations}
-        name = name_of_pair(method, adjoint)
-        if name not in found:
+    shapes = jax.tree.map(of, (instance.state, instance.chain.inputs))
+    for one in candidates:
+        if one.name not in found:
+            traced, count = one, 0
+            if isinstance(one.method, Newton):
+                method = dataclasses.replace(one.method, max_iterations=None)
+                traced, count = dataclasses.replace(one, method=method), iterations
             with compiled_for(str(device.platform)):
-                jaxpr = jax.make_jaxpr(instance.program(program, adjoint))(*shapes)
-                cost = analyze_jaxpr(jaxpr, trip_counts=trips or None)
-            seconds = device.call_latency + cost.seconds(device)
-            found[name] = Candidate(method, adjoint, cost, seconds, iterations if trips else 0)
+                jaxpr = jax.make_jaxpr(instance.program(traced))(*shapes)
+                cost = analyze_jaxpr(jaxpr, trip_counts={ITERATION: count} if count else None)
+            time = device.call_latency + cost.seconds(device)
+            found[one.name] = dataclasses.replace(one, cost=cost, seconds=time, iterations=count)
     return tuple(found.values())
 
 
@@ -221,7 +223,7 @@ def _sample(instance: Instance, method: Newton, block: int) -> tuple[int, str]:
 
     ``block``: the entries of the Jacobian blocks of one step.
     """
-    length = instance.length
+    length = instance.traced.length
     steps = min(length, max(8, min(STEPS, ENTRIES // max(1, block))))
     linear = "auto" if isinstance(method.linear, Sharded) else method.linear
     method = Newton(
@@ -237,12 +239,12 @@ def _sample(instance: Instance, method: Newton, block: int) -> tuple[int, str]:
     # Put on a mesh of one device, arrays keep the types that they have on an explicit mesh.
     mesh = Mesh(jax.local_devices()[:1], "here")
     with on_no_mesh():
-        arrays = jax.device_put(
-            (instance.state, instance.inputs), NamedSharding(mesh, PartitionSpec())
-        )
+        given = instance.state, instance.chain.inputs
+        arrays = jax.device_put(given, NamedSharding(mesh, PartitionSpec()))
         state, inputs = jax.tree.map(jnp.asarray, arrays)
-        first = dataclasses.replace(instance, length=steps)
-        stats = first.solve(state, jax.tree.map(lambda x: x[:steps], inputs), method=method).stats
+        inputs = jax.tree.map(lambda x: x[:steps], inputs)
+        first = dataclasses.replace(instance.chain, inputs=inputs, length=steps, sharding=None)
+        stats = solve(first, state, method=method, batch_ndim=instance.batch_ndim).stats
     iterations, prefix = int(stats.iterations), int(stats.prefix)
     rate = math.nan if stats.growth_rate is None else float(stats.growth_rate)
     times = length / max(1, prefix)

@@ -3,49 +3,17 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from deeppcr.adjoint import Autodiff
 from deeppcr.checks import folded
 from deeppcr.choose import AdjointOption, Method
 from deeppcr.linearize import Choice
 from deeppcr.newton import Newton
-from deeppcr.planning.instance import name_of_pair
-from deeppcr.sequential import Sequential
+from deeppcr.planning.candidate import Candidate, baseline
 from deeppcr.structure import Structure
-from depth import Cost, Device
+from depth import Device
 from depth.report import count, seconds, table
 
 HEAD = ("forward", "depth", "predicted", "speedup", "")
 UNTRIED = ("  Newton", "", "", "", "not tried: cannot win here")
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """One combination of a method and an adjoint for a chain.
-
-    Attributes:
-        method: the method.
-        adjoint: the adjoint; None for a forward pass.
-        cost: its depth, work and traffic.
-        seconds: the predicted time on the device.
-        iterations: of Newton's method; 0 for others.
-    """
-
-    method: Method
-    adjoint: AdjointOption
-    cost: Cost
-    seconds: float
-    iterations: int = 0
-
-    @property
-    def name(self) -> str:
-        """A short name."""
-        return name_of_pair(self.method, self.adjoint)
-
-
-def baseline(candidates: Sequence[Candidate]) -> Candidate:
-    """The sequential program, and jax's own derivative of it."""
-    plain = [(Sequential(), None), (Sequential(), Autodiff())]
-    return next(one for one in candidates if (one.method, one.adjoint) in plain)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """`tune`: times the few sensible pairs of method and adjoint on the user's own arrays."""
 
+import dataclasses
 import math
 import time
 from typing import Any, Never
@@ -10,7 +11,8 @@ from deeppcr.checks import describe, unknown_keyword
 from deeppcr.choose import UNROLL, AdjointOption, Method
 from deeppcr.lower import target
 from deeppcr.newton import Newton
-from deeppcr.planning.instance import Instance, Pair, gradients, instance_of, name_of_pair
+from deeppcr.planning.candidate import Candidate, baseline, gradients
+from deeppcr.planning.instance import Instance, instance_of
 from deeppcr.sequential import Sequential, kernel_of
 from depth.report import seconds, table
 
@@ -69,28 +71,31 @@ def tune(
         methods += [Sequential(unroll=UNROLL)] if target().waits else []
         methods += [Sequential(fused=True)] if kernel_of(chain) else []
         methods += [Newton()]
-    forward = _seconds(instance, [(each, None) for each in methods])
-    both = _seconds(instance, gradients(chain, methods))
+    forward = _timed(instance, list(map(Candidate, methods)))
+    both = _timed(instance, gradients(chain, methods))
     print(table((), [("forward",), *_rows(forward), ("gradient",), *_rows(both)], "<>>"))
-    return min(both, key=both.__getitem__)
+    return both[0].method, both[0].adjoint
 
 
-def _rows(found: dict[Pair, float]) -> list[tuple[str, ...]]:
-    """The fastest first; each beside the sequential program."""
-    first, rows = next(iter(found.values())), sorted(found.items(), key=lambda each: each[1])
-    return [(f"  {name_of_pair(*pair)}", seconds(t), f"{first / t:.2f}x") for pair, t in rows]
+def _rows(found: list[Candidate]) -> list[tuple[str, ...]]:
+    """Each beside the sequential program."""
+    plain = baseline(found).seconds
+    return [(f"  {one.name}", seconds(one.seconds), f"{plain / one.seconds:.2f}x") for one in found]
 
 
-def _seconds(instance: Instance, pairs: list[Pair]) -> dict[Pair, float]:
-    """The seconds of each pair: the minimum of several interleaved calls."""
-    arguments, least = (instance.state, instance.inputs), dict.fromkeys(pairs, math.inf)
-    compiled = [jax.jit(instance.program(*pair)).lower(*arguments).compile() for pair in pairs]
-    end = time.perf_counter() + TRIAL * len(pairs)
+def _timed(instance: Instance, candidates: list[Candidate]) -> list[Candidate]:
+    """The fastest first, each with its minimum of several interleaved calls."""
+    arguments, least = (instance.state, instance.chain.inputs), [math.inf] * len(candidates)
+    programs = map(instance.program, candidates)
+    compiled = [jax.jit(program).lower(*arguments).compile() for program in programs]
+    end = time.perf_counter() + TRIAL * len(compiled)
     for k in range(MOST_CALLS):
-        for pair, run in zip(pairs, compiled, strict=True):
+        for i, run in enumerate(compiled):
             start = time.perf_counter()
             jax.block_until_ready(run(*arguments))
-            least[pair] = min(least[pair], time.perf_counter() - start)
+            least[i] = min(least[i], time.perf_counter() - start)
         if k >= LEAST_CALLS and time.perf_counter() > end:
             break
-    return least
+    pairs = zip(candidates, least, strict=True)
+    timed = [dataclasses.replace(one, seconds=measured) for one, measured in pairs]
+    return sorted(timed, key=lambda one: one.seconds)

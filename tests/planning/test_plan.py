@@ -122,6 +122,16 @@ def test_a_step_is_planned_as_scan_takes_it():
     assert alone["chain"].startswith("12 steps")
 
 
+def test_a_chain_with_an_obstacle_is_planned_as_the_loop_that_it_is():
+    def counts_signs(carry, x):
+        z, count = carry
+        return (jnp.sin(z) + x, jnp.where(z.sum() > 0, count, count + 1)), z
+
+    found = deeppcr.plan(counts_signs, (Z0, jnp.int32(0)), XS, device="H200")
+    assert found.method == deeppcr.Sequential()
+    assert found.found["because"].startswith("runs as jax.lax.scan, since init[1] (int32) depends")
+
+
 def layer(kind, weight):
     return jax.tree_util.Partial(kind, weight)
 
