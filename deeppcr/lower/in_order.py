@@ -123,10 +123,10 @@ class Loop(NamedTuple):
         variables = [*self.program.constvars, *self.program.invars]
         return dict(zip(variables, [*constants, *carry, *x], strict=True))
 
-    def evaluated(self, constants: Leaves, carry: Leaves, x: Leaves, rule: Rule = bind) -> Leaves:
-        """The next carry and the ``y`` of a step; ``rule`` as in `interpret`."""
+    def evaluated(self, constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
+        """The next carry and the ``y`` of a step."""
         known = self.known(constants, carry, x)
-        return interpret(self.program, known, self.program.outvars, rule)
+        return interpret(self.program, known, self.program.outvars, bind)
 
     def retraced(
         self,
@@ -166,7 +166,8 @@ class Loop(NamedTuple):
         """
 
         def step(carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
-            found = self.evaluated(operands.constants, carry, of_one(x), rule)
+            known = self.known(operands.constants, carry, of_one(x))
+            found = interpret(self.program, known, self.program.outvars, rule)
             return found[: self.states], found[self.states :]
 
         return lax.scan(step, operands.carry, operands.xs, self.length, self.reverse, self.unroll)

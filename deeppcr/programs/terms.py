@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from deeppcr.arrays.state import float32_or_better
@@ -43,6 +44,6 @@ def term_by_term(equation: Any, left: Array, right: Array) -> Array:
 
 def _batch_first(x: Array, dropped: int, batch: Sequence[int]) -> Array:
     """``x`` without the axis ``dropped``, of size 1, and with the ``batch`` axes in front."""
-    free = [axis for axis in range(x.ndim) if axis not in (dropped, *batch)]
-    order = [axis - (axis > dropped) for axis in (*batch, *free)]
-    return x.squeeze(dropped).transpose(order)
+    free = np.setdiff1d(range(x.ndim), (dropped, *batch))
+    order = np.array([*batch, *free], int)
+    return x.squeeze(dropped).transpose(*(order - (order > dropped)).tolist())
