@@ -283,7 +283,8 @@ def test_many_scalars_are_one_array_in_the_loop(monkeypatch):
     start = list(normal(4, 6))
     few = partial(scan, batch_ndim=0)
     ours, theirs = (jax.jit(jax.value_and_grad(partial(loss, f))) for f in (few, jax.lax.scan))
-    assert f"tensor<{L}x24x" in ours.lower(start).as_text()  # all that its derivative reads
+    read = 18 if jax.__version_info__ >= (0, 12) else 24  # all that its derivative reads
+    assert f"tensor<{L}x{read}x" in ours.lower(start).as_text()
     assert_agree(ours(start), theirs(start))
 
 
