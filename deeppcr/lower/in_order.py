@@ -132,17 +132,12 @@ class Loop(NamedTuple):
         self,
         operands: Operands,
         step: Callable[[Leaves, Leaves, Leaves], Leaves],
-        inputs: Leaves | None = None,
     ) -> tuple[Self, Operands]:
-        """The loop of ``step(constants, carry, x)``, the next carry and ``y``, and its operands.
-
-        ``inputs``: the types of ``x``, if they are others.
-        """
+        """The loop of ``step(constants, carry, x)``, the next carry and ``y``, and its operands."""
         count = len(self.program.constvars)
         split = count + self.states
         variables = [*self.program.constvars, *self.program.invars]
         avals = [abstract(x.aval) for x in variables]
-        avals[split:] = avals[split:] if inputs is None else inputs
 
         def flat(*leaves: Any) -> Leaves:
             return step(list(leaves[:count]), list(leaves[count:split]), list(leaves[split:]))
