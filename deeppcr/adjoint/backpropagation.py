@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from deeppcr.adjoint.one_kernel import by_kernel, by_steps
+from deeppcr.adjoint.transposed import pullback
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.chain.chain import TracedChain
 from deeppcr.lower import even_chunk, steps_in_cache
@@ -48,17 +49,14 @@ class Backpropagation:
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
-        loop = partial(self._by_loop, chain, states, g, enter)
-        return by_kernel(by_steps, chain, states, g, enter, loop)
+        if found := by_kernel(by_steps, chain, states, g, enter):
+            return found
 
-    def _by_loop(
-        self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
-    ) -> tuple[Leaves, Leaves]:
         def body(mu: Leaves, at: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
             state, inputs, g_l = at
             lam = add(g_l, mu)
-            _, pull = jax.vjp(partial(chain.step, inputs=inputs, captured=chain.captured), state)
-            return pull(lam)[0], lam
+            step = partial(chain.step, inputs=inputs, captured=chain.captured)
+            return pullback(step, state)(lam)[0], lam
 
         steps = states, chain.inputs, g
         mu, lam = chain.axis.reversed.scan(body, enter, steps, linear=True)

@@ -18,6 +18,7 @@ from jax import Array, lax
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.one_kernel import by_kernel, by_windows
 from deeppcr.adjoint.refine import refine
+from deeppcr.adjoint.transposed import pullback
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
@@ -179,9 +180,10 @@ class JacobianAdjoint:
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
         by_blocks = partial(self._by_blocks, chain, states, g, enter)
+        found = None
         if self.is_exact and self.solver == find_solver("auto"):
-            return by_kernel(by_windows, chain, states, g, enter, by_blocks)
-        return by_blocks()
+            found = by_kernel(partial(by_windows, by_blocks), chain, states, g, enter)
+        return found or by_blocks()
 
     def _by_blocks(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
@@ -214,7 +216,7 @@ class JacobianAdjoint:
             is_right, left = self._by_exact(system, blocks, solve, solver.multiplies(blocks))
             return unless(is_right, unflattened(*left), by_steps)
         if transposed:
-            pull = jax.vjp(chain, states)[1]
+            pull = pullback(chain, states)
 
         def products(v: Array) -> Array:
             vector = layout.unflatten(v)
@@ -260,5 +262,5 @@ def _product(
     step = partial(chain.step, inputs=at(chain.inputs), captured=chain.captured)
     layout, state, vector = chain.layout, at(states), chain.layout.unflatten(v)
     if transposed:
-        return layout.flatten(jax.vjp(step, state)[1](vector)[0])
+        return layout.flatten(pullback(step, state)(vector)[0])
     return layout.flatten(jax.jvp(step, (state,), (vector,))[1])

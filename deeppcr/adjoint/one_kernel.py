@@ -7,12 +7,14 @@ tells the residual.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from deeppcr.adjoint.transposed import pullback
 from deeppcr.arrays.avals import of_step
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL
@@ -61,8 +63,8 @@ class _Recurrence(NamedTuple):
             rest = iter(leaves)
             mu, z, x, g_l = ([next(rest) for _ in range(count)] for count in counts)
             captured = list(rest)
-            pull = jax.vjp(lambda z: chain.step(z, x, captured), z)[1]
-            found: Leaves = pull(add(g_l, mu))[0]
+            at = partial(chain.step, inputs=x, captured=captured)
+            found: Leaves = pullback(at, z)(add(g_l, mu))[0]
             return found
 
         closed = jax.make_jaxpr(step)(*enter, *map(of_step, inputs), *chain.captured)
@@ -79,44 +81,40 @@ class _Recurrence(NamedTuple):
         return add(self.g, lam), [z[0] for z in mu]
 
 
-ByKernel = Callable[[_Recurrence, Callable[[], Pulled]], Leaves]
-
-
 def by_kernel(
-    run: ByKernel,
+    run: Callable[[_Recurrence], Leaves],
     chain: TracedChain,
     states: Leaves,
     g: Leaves,
     enter: Leaves,
-    otherwise: Callable[[], Pulled],
-) -> Pulled:
-    """See `AdjointSolver.backward`; ``otherwise`` is the same without a kernel.
+) -> Pulled | None:
+    """See `AdjointSolver.backward`; None if no kernel runs.
 
-    ``run``: `by_steps` or `by_windows`.
+    ``run``: `by_steps`, or `by_windows` of what solves the chain otherwise.
     """
     has_steps = isinstance(chain.length, int) and chain.length > 0  # it may be symbolic
     if not (kernels_run() and chain.axis == LOCAL and has_steps):
-        return otherwise()
+        return None
     own = _Recurrence.of(chain, states, g, enter)
     try:
-        return own.pulled(run(own, otherwise))
+        return own.pulled(run(own))
     except CannotFuse:
-        return otherwise()
+        return None
 
 
-def by_steps(own: _Recurrence, otherwise: Callable[[], Pulled]) -> Leaves:
+def by_steps(own: _Recurrence) -> Leaves:
     """``mu`` of all steps, one after another."""
     chain, program = own.chain, own.program._replace(outvars=own.program.outvars * 2)
     step = FusedStep.of(program, len(own.enter), len(own.inputs), chain.layout.batch_shape)
     return fused_scan(step, own.enter, own.inputs, own.captured, True, chain.length)[1]
 
 
-def by_windows(own: _Recurrence, otherwise: Callable[[], Pulled]) -> Leaves:
+def by_windows(otherwise: Callable[[], Pulled], own: _Recurrence) -> Leaves:
     """``mu`` of all steps, those of a window at once."""
     chain, count = own.chain, len(own.enter)
 
     def leaves(*_: Array) -> Leaves:
-        mu: Leaves = jax.vjp(chain, own.inputs[:count])[1](otherwise()[0])[0]
+        mu: Leaves = pullback(chain, own.inputs[:count])(otherwise()[0])[0]
         none = jnp.int32(0), jnp.int32(chain.length), jnp.zeros((), chain.layout.dtype)
         return [*mu, *none]
 

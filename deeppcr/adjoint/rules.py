@@ -35,7 +35,7 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.jacobian import Adjoint
-from deeppcr.adjoint.transposed import moving
+from deeppcr.adjoint.transposed import moving, pullback
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL, ChainSharding
@@ -321,8 +321,7 @@ def _solve_transposed(
         index, z, inputs, g = part
         here, f, primals = system.steps(index, inputs)
         lam, leave = system.backward(here, z, g, enter)
-        _, pull = jax.vjp(partial(f, z), *primals)
-        from_x, from_c = each(pull)(lam)
+        from_x, from_c = each(pullback(partial(f, z), *primals))(lam)
         return (leave, add(totals, from_c)), (lam, from_x)
 
     start = system.initial, list(map(jnp.zeros_like, moves.of(system.chain)[2]))

@@ -114,4 +114,4 @@ class StateLayout:
 
 def add(a: Leaves, b: Leaves) -> Leaves:
     """The sum, leaf by leaf."""
-    return [p + q for p, q in zip(a, b, strict=True)]
+    return [jax.lax.add(p, q) for p, q in zip(a, b, strict=True)]

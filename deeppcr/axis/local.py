@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from deeppcr.lower import loop
@@ -155,7 +156,8 @@ def moved(entry: Array, states: Array, axis: int, backwards: bool = False) -> Ar
     edges[axis] = (-1, 1, 0) if backwards else (1, -1, 0)
     others = lax.pad(states, jnp.zeros((), states.dtype), edges)
     index = lax.broadcasted_iota(jnp.int32, states.shape, axis % states.ndim)
-    return jnp.where(index == (states.shape[axis] - 1 if backwards else 0), entry, others)
+    first = lax.eq(index, np.int32(states.shape[axis] - 1 if backwards else 0))
+    return lax.select(first, entry, others)
 
 
 def _larger_and_smaller(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -16,12 +16,12 @@ known as exponents, ``|a| <= 2**exponent``, and what is not known to be bounded 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from deeppcr.arrays.state import Leaves, float32_or_better
 from deeppcr.lower.in_order import Loop, Operands
@@ -51,7 +51,8 @@ class Term(NamedTuple):
         """The product, in the dtype of the value."""
         if self.factor is None:
             return self.value
-        return (self.factor * self.value.astype(self.factor.dtype)).astype(self.value.dtype)
+        value = lax.convert_element_type(self.value, self.factor.dtype)
+        return lax.convert_element_type(lax.mul(self.factor, value), self.value.dtype)
 
 
 class Sum:
@@ -66,7 +67,7 @@ class Sum:
         """The sum, computed once."""
         if self._value is None:
             first, *rest = map(Term.product, self.terms)
-            self._value = sum(rest, first)
+            self._value = reduce(lax.add, rest, first)
         return self._value
 
     @property
@@ -174,9 +175,9 @@ def _sum(name: str, operands: list[Any], again: list[bool], exponents: list[floa
             ):
                 return Sum(Term(x.value, fixed, exponent))
             value, factor, other = x.scaled
-            return Sum(Term(value, _wide(factor) * _wide(fixed), exponent + other))
+            return Sum(Term(value, lax.mul(_wide(factor), _wide(fixed)), exponent + other))
         case "neg", [Sum(scaled=(value, factor, exponent))] if not again[0]:
-            return Sum(Term(value, -factor, exponent))
+            return Sum(Term(value, lax.neg(factor), exponent))
         case "add" | "add_any", [Sum() as x, Sum() as y]:
             both = list(zip((x, y), again, strict=True))
             if not all(again) or bool(x.scaled) != bool(y.scaled):
@@ -196,7 +197,7 @@ def _added(left: Sequence[Term], right: Sequence[Term]) -> Sum:
             both = (unit if each.factor is None else each.factor for each in (terms[i], term))
             one, other = map(_wide, both)
             exponent = max(terms[i].exponent, term.exponent) + 1
-            terms[i] = Term(term.value, one + other, exponent)
+            terms[i] = Term(term.value, lax.add(one, other), exponent)
         else:
             terms.append(term)
     return Sum(*terms)
@@ -204,7 +205,7 @@ def _added(left: Sequence[Term], right: Sequence[Term]) -> Sum:
 
 def _wide(x: Any) -> Array:
     """In float32 or better: factors are rounded once."""
-    return jnp.asarray(x, float32_or_better(x.dtype))
+    return lax.convert_element_type(x, float32_or_better(x.dtype))
 
 
 def _value(x: Any) -> Any:

@@ -48,10 +48,13 @@ def stack_equal(arrays: Sequence[Array], like: Sequence[Any], axis: int = 0) -> 
 
 def from_split(arrays: Sequence[Array], like: Sequence[Any], axis: int = 0) -> list[Array]:
     """What `stack_equal` has stacked."""
-    found = {}
+    found = dict[int, Array]()
     for array, group in zip(arrays, _group_by_type(like), strict=True):
-        for k, i in enumerate(group):
-            found[i] = array if len(group) == 1 else lax.index_in_dim(array, k, axis, False)
+        if len(group) == 1:
+            found[group[0]] = array
+            continue
+        parts = lax.split(array, [1] * len(group), axis)
+        found |= {i: lax.squeeze(part, [axis]) for i, part in zip(group, parts, strict=True)}
     return [found[i] for i in range(len(like))]
 
 
