@@ -34,7 +34,7 @@ from deeppcr.newton.guess import Guess
 from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential, kernel_of
 from deeppcr.structure import find_structure
-from depth.counts import contracted, matrices, nbytes
+from depth.counts import ceil_log2, contracted, nbytes, size
 from depth.jaxprs import equations, is_literal, moved_by
 
 # Operations of the products of a step, from which on a CPU leaves its derivative to jax: GRU, 64
@@ -201,13 +201,13 @@ def choose_method(chain: TracedChain, platform: str, iterations: int | None = No
 
 def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> Choice:
     """The adjoint of ``chain``, whose states ``method`` computes; ``method`` is None for "auto"."""
-    step = chain.step
+    step, is_newton = chain.step, isinstance(method, Newton)
     if reason := left_to_jax(chain):
         # A `jax.custom_vjp` is not tried: jax remembers the zeros of which it told it last.
-        pushes = isinstance(method, Newton) and not step.has_custom_vjp and step.forwards_only
+        pushes = is_newton and not step.has_custom_vjp and step.forwards_only
         return Choice(Adjoint() if pushes else Autodiff(), {}, reason)
     if platform == "cpu":
-        if not isinstance(method, Newton):
+        if not is_newton:
             if products_of(chain) > WIDE:
                 return Choice(Autodiff(), {}, "on a CPU, for wide products")
             if is_left_to_xla(step.jaxpr):
@@ -218,20 +218,19 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
     times = {"loop": BACKWARD * loop_seconds(chain), "blocks": solve_seconds(chain)}
     if times["blocks"] <= times["loop"]:
         return Choice(Adjoint(), times)
-    is_newton = isinstance(method, Newton)
     return Choice(Backpropagation() if is_newton else Autodiff(unroll=UNROLL), times)
 
 
 def loop_seconds(chain: TracedChain) -> float:
     """Of a loop of an accelerator, whose products of batches are kernels of their own."""
     has_kernels = chain.layout.batch_size > 1 and products_of(chain) > 0
-    return chain.length * LAUNCH * (2 if has_kernels else 1)
+    return chain.length * LAUNCH * (1 + has_kernels)
 
 
 def products_of(chain: TracedChain) -> int:
     """The operations of the products of one step."""
     found = (each for each in equations(chain.step.jaxpr) if each.primitive.name == "dot_general")
-    return sum(2 * math.prod(matrices(each)) * contracted(each) for each in found)
+    return sum(2 * size(each.outvars[0]) * contracted(each) for each in found)
 
 
 def has_layers(chain: TracedChain) -> bool:
@@ -261,14 +260,14 @@ def kernel_seconds(chain: TracedChain, platform: str) -> float | None:
 def solve_seconds(chain: TracedChain) -> float:
     """Of the linear recurrence of one iteration, or of the adjoint, by a parallel solver."""
     step, layout = chain.step, chain.layout
-    size = find_structure(step, layout).groups.shape[1]
+    width = find_structure(step, layout).groups.shape[1]
     entries = layout.batch_size * layout.width
     blocks = chain.length * exact_linearization(step, layout).bytes_per_step(step, layout)
     vectors = chain.length * entries * layout.dtype.itemsize
-    rounds = math.ceil(math.log2(max(2, chain.length)))
-    if size <= MEASURED or pcr_suits(size, chain.length * entries):
+    rounds = ceil_log2(max(2, chain.length))
+    if width <= MEASURED or pcr_suits(width, chain.length * entries):
         # Every round reads two of each, and writes one.
-        rate = OF_NUMBERS if size == 1 else TRAFFIC
+        rate = OF_NUMBERS if width == 1 else TRAFFIC
         return rounds * (ROUND + 3 * (blocks + vectors) / rate / chain.axis.size)
     # Cyclic reduction: there and back, on half as many blocks each time.
     return 2 * rounds * ROUND + 10 * blocks / TRAFFIC / chain.axis.size
@@ -283,11 +282,11 @@ def is_small_residual(chain: TracedChain) -> bool:
     s = 1 (layers of tanh, relu and normalised gelu, L = 64 to 1024; blocks of convolutions).
     """
     program, states = chain.step.jaxpr, chain.step.states
-    made = {end: each for each in program.eqns for end in each.outvars}
+    made = {id(end): each for each in program.eqns for end in each.outvars}
 
     def operands(name: str, result: Any) -> list[Any]:
-        by = None if is_literal(result) else made.get(result)
-        return list(by.invars) if by and by.primitive.name == name else []
+        by = made.get(id(result))
+        return by.invars if by and by.primitive.name == name else []
 
     def scale(state: Any, end: Any) -> float:
         added = operands("add", end)
@@ -296,7 +295,7 @@ def is_small_residual(chain: TracedChain) -> bool:
         change = added[added[0] is state]
         found = [float(x.val) for x in operands("mul", change) if is_literal(x)]
         found += [1 / float(x.val) for x in operands("div", change)[1:] if is_literal(x) and x.val]
-        return abs(found[0]) if found else math.inf
+        return min(map(abs, found), default=math.inf)
 
     pairs = zip(program.invars[:states], program.outvars[:states], strict=True)
     most = max(scale(*pair) for pair in pairs) * math.sqrt(chain.length)
@@ -307,7 +306,7 @@ def picard_seconds(chain: TracedChain) -> float:
     """Of one Picard iteration: a sum along the chain, and all steps at once."""
     step, layout, length = chain.step, chain.layout, chain.length
     vector = layout.batch_size * layout.width * layout.dtype.itemsize
-    rounds = math.ceil(math.log2(max(2, length)))
+    rounds = ceil_log2(max(2, length))
     weights = sum(map(nbytes, step.jaxpr.invars[step.states :]))
     traffic = length * (6 * rounds * vector + weights) / OF_NUMBERS
     products = length * products_of(chain) / 2 / FEW_PRODUCTS

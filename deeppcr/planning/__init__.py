@@ -3,8 +3,7 @@
 Both are tools beside a call: "auto" decides by the rule in `deeppcr.choose`.
 """
 
-from deeppcr.planning.plan import plan
-from deeppcr.planning.report import Plan
+from deeppcr.planning.plan import Plan, plan
 from deeppcr.planning.tune import tune
 
 __all__ = ["Plan", "plan", "tune"]

@@ -1,51 +1,132 @@
-"""`plan`: does solving a chain in parallel pay off?"""
+"""`plan`: does a parallel solution pay off? What "auto" takes and why, and predicted times."""
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import depth
 from deeppcr.api import solve
-from deeppcr.chain.step import on_no_mesh
-from deeppcr.checks import check_count, describe, unknown_keyword
+from deeppcr.checks import check_count, folded, unknown_keyword
 from deeppcr.choose import (
+    AdjointOption,
     Auto,
     Method,
     MethodOption,
     choose_adjoint,
     choose_method,
     find_method,
-    left_to_jax,
 )
 from deeppcr.layers import Repeated
-from deeppcr.linear import Sharded
-from deeppcr.linearize import choose_linearization
+from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.loops import ITERATION
 from deeppcr.lower import obstacle
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import expected_iterations
-from deeppcr.planning.candidate import Candidate, baseline, gradients
-from deeppcr.planning.instance import Instance, instance_of
-from deeppcr.planning.report import Plan, digits
-from deeppcr.sequential import Sequential
+from deeppcr.planning.candidates import Candidate, Instance, baseline, instance_of
 from deeppcr.sharding import find_sharding
-from deeppcr.structure import find_structure
-from depth.analysis import analyze_jaxpr
+from deeppcr.structure import Structure, find_structure
+from depth.analysis import analyze_loops
+from depth.cost import call_seconds
 from depth.models import find_device
 from depth.platforms import compiled_for
+from depth.report import count, seconds, table
 
 USUAL = "usual for chains that forget their past"
 OF_LIST = "of deeppcr.stack(layers); a list compiles faster and runs slower: see deeppcr.forward"
 MOST = 32  # iterations on a sample
 STEPS = 1024  # of a sample, at most
 ENTRIES = 1 << 21  # of its Jacobian blocks, at most
+HEAD = ("forward", "depth", "predicted", "speedup", "")
+UNTRIED = ("  Newton", "", "", "", "not tried: cannot win here")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What "auto" takes and why, and what each candidate is predicted to take. Printed, a table.
+
+    Attributes:
+        structure: which entries of the state influence each other, as its program proves.
+        choice: the linearisation of Newton's method, its window, and the reason.
+        device: the device that times are predicted for.
+        found: what is printed above the candidates, by name.
+        forward: the candidates for a forward pass, the chosen one first.
+        gradient: the candidates for a forward and a backward pass, the chosen one first.
+
+    Example:
+        >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
+        >>> plan = deeppcr.plan(chain, jnp.zeros(64), device="H200")
+        >>> plan.predicted_speedup > 2
+        True
+    """
+
+    structure: Structure
+    choice: Choice
+    device: depth.Device
+    found: Mapping[str, str]
+    forward: Sequence[Candidate]
+    gradient: Sequence[Candidate]
+
+    @property
+    def method(self) -> Method:
+        """What "auto" takes, as a value of ``method=``; with a sample, what it should take."""
+        return self.forward[0].method
+
+    @property
+    def adjoint(self) -> AdjointOption:
+        """What "auto" takes, as a value of ``adjoint=``."""
+        return self.gradient[0].adjoint
+
+    @property
+    def newton(self) -> Candidate | None:
+        """The candidate for a forward pass by Newton's method; None if it is not tried."""
+        return next((one for one in self.forward if isinstance(one.method, Newton)), None)
+
+    @property
+    def predicted_speedup(self) -> float:
+        """Speedup of the forward pass over the sequential program."""
+        return baseline(self.forward).seconds / self.forward[0].seconds
+
+    @property
+    def gradient_speedup(self) -> float:
+        """Speedup of forward and backward pass over jax's own gradient of that program."""
+        return baseline(self.gradient).seconds / self.gradient[0].seconds
+
+    def __str__(self) -> str:
+        rows = _rows(self.forward) + ([] if self.newton else [UNTRIED])
+        body = table(HEAD, [*rows, ("gradient",), *_rows(self.gradient)], "<>>><")
+        head = table((), [*self.found.items()], "<<")
+        return f"{folded(head, max(map(len, self.found)) + 2)}\n\n{folded(body, 52)}"
+
+
+def _rows(found: Sequence[Candidate]) -> list[tuple[str, ...]]:
+    """The chosen candidate first, then the fastest; each beside the sequential program."""
+    chosen, plain = found[0], baseline(found)
+    rows: list[tuple[str, ...]] = []
+    for one in sorted(found, key=lambda one: (one is not chosen, one.seconds)):
+        faster, why = ("", "") if one is plain else _verdict(one, plain)
+        words = ": ".join(filter(None, ("chosen" if one is chosen else faster, why)))
+        numbers = count(one.cost.depth), seconds(one.seconds)
+        rows.append((f"  {one.name}", *numbers, f"{plain.seconds / one.seconds:.2f}x", words))
+    return rows
+
+
+def _verdict(one: Candidate, plain: Candidate) -> tuple[str, str]:
+    """Whether it is faster or slower than the sequential program, and why."""
+    if one.seconds < plain.seconds:
+        is_shallower = plain.cost.depth > 1.2 * one.cost.depth
+        return "faster", "less depth" if is_shallower else "cheaper steps"
+    more = one.cost.work / max(plain.cost.work, 1)
+    return "slower", f"{_digits(more)}x the work" if more > 1.2 else ""
+
+
+def _digits(ratio: float) -> str:
+    """A ratio with two digits or more: 0.65, 104."""
+    return f"{ratio:.2g}" if ratio < 10 else count(ratio)
 
 
 def plan(
@@ -114,14 +195,6 @@ def plan(
     model = depth.at_hand() if device is None else find_device(device)
     instance = instance_of(program, init, xs, length, reverse, batch_ndim)
     chain, step, layout = instance.traced, instance.traced.step, instance.traced.layout
-    if not chain.initial:
-        leaves = ", ".join(map(describe, jax.tree.leaves(instance.state)))
-        raise TypeError(
-            f"{instance.name} has leaves {leaves}, expected a floating one: nothing is solved for, "
-            "and the chain runs as jax.lax.scan."
-        )
-    if not chain.length:
-        raise ValueError("the chain has 0 steps, expected 1 or more: there is nothing to plan.")
     platform, steps = str(model.platform), chain.length
     rule = choose_method(chain, platform)
     tried = [each for each in (option, rule.option) if isinstance(each, Newton)]
@@ -130,32 +203,37 @@ def plan(
         newton.linearize, step, layout, steps, newton.window, newton.memory, steps
     )
     nbytes = linear.linearization.bytes_per_step(step, layout)
-    count, source = expected_iterations(steps, linear.is_exact, 1, step.is_affine), USUAL
+    sharding = find_sharding(instance.chain.inputs, instance.chain.sharding, newton)
+    number, source = expected_iterations(steps, linear.is_exact, 1, step.is_affine), USUAL
     if iterations:
-        count, source = int(iterations), "as given"
+        number, source = int(iterations), "as given"
     elif tried and instance.has_arrays:
-        count, source = _sample(instance, newton, nbytes // layout.dtype.itemsize)
+        block = nbytes // layout.dtype.itemsize
+        number, source = _sample(instance, newton, block, sharding.size if sharding else 1)
     if source != USUAL:
-        rule = choose_method(chain, platform, count)
+        rule = choose_method(chain, platform, number)
     chosen: Method = rule.option if isinstance(option, Auto) else option
     methods = [chosen]
     if not (chain.obstacle or step.not_differentiable):
         methods += [newton] * bool(tried or iterations or "newton" in rule.seconds)
-    costs = partial(_costs, instance, device=model, iterations=count)
-    adjoint = choose_adjoint(chain, chosen, platform).option
-    forward = costs(map(Candidate, [*methods, Sequential()]))
-    gradient = costs([Candidate(chosen, adjoint), *gradients(chain, methods)])
-
+    adjoint = choose_adjoint(chain, chosen, platform)
+    forward, gradient = (
+        [_predicted(instance, each, model, number) for each in found]
+        for found in instance.candidates(methods, adjoint.option)
+    )
     because = str(rule) if isinstance(option, Auto) else "the method that is asked for"
     if tried and not isinstance(chosen, Newton):  # the sample was against it
-        because += f", {count} iterations: {source}"
+        because += f", {number} iterations: {source}"
     batch = f", a batch of {layout.batch_size}" if layout.batch_shape else ""
     found = {
         "chosen": _promise(forward, gradient, source),
         "because": because,
+        "adjoint": str(adjoint),
         "chain": f"{steps} steps, a state of {layout.width} entries{batch}",
         "structure": str(structure := find_structure(step, layout)),
     }
+    if str(adjoint) == because:  # an obstacle
+        del found["adjoint"]
     if isinstance(chosen, Newton):
         kind = "exact: Newton's" if linear.is_exact else "not exact: a quasi-Newton"
         at_once = "all" if linear.window == steps else str(linear.window)
@@ -163,14 +241,12 @@ def plan(
             "linearize": f"{linear.linearization} ({kind} method)",
             "blocks": f"{linear.window * nbytes:,} bytes",
             "window": f"{at_once} steps at once" + (linear.reason and f": {linear.reason}"),
-            "iterations": f"{count} ({source})",
+            "iterations": f"{number} ({source})",
         }
     is_list = instance.name == "x" and not isinstance(program, Repeated)
-    of_list = OF_LIST if is_list and platform == "cpu" else ""
-    notes = left_to_jax(chain), of_list, obstacle() if platform == "cuda" else ""
-    if (note := next(filter(None, notes), because)) != because:
+    if note := OF_LIST * (is_list and platform == "cpu") or obstacle() * (platform == "cuda"):
         found["note"] = note
-    if sharding := find_sharding(instance.chain.inputs, instance.chain.sharding, newton):
+    if sharding:
         each = -(-steps // sharding.size)
         found["devices"] = f"{sharding.size} along {sharding.mesh_axis!r}, up to {each} steps each"
     found["device"] = model.name
@@ -181,82 +257,55 @@ def _promise(forward: Sequence[Candidate], gradient: Sequence[Candidate], source
     """The choice and its speedups, and what they rest on."""
     text, (best, both) = forward[0].name, (forward[0], gradient[0])
     if best is not (loop := baseline(forward)):
-        text += f": {digits(loop.seconds / best.seconds)}x"
+        text += f": {_digits(loop.seconds / best.seconds)}x"
         text += " if the chain forgets its past" if best.iterations and source == USUAL else ""
     if both is not (autodiff := baseline(gradient)):
         by = both.name.partition(" / ")[2]
-        text += f"; gradient {digits(autodiff.seconds / both.seconds)}x by {by}"
+        text += f"; gradient {_digits(autodiff.seconds / both.seconds)}x by {by}"
     return text
 
 
-def _costs(
-    instance: Instance, candidates: Iterable[Candidate], device: depth.Device, iterations: int
-) -> tuple[Candidate, ...]:
-    """The different ones of these candidates, with what ``device`` is predicted to take.
-
-    ``iterations``: of Newton's method, which has no end of its own here.
-    """
-    found: dict[str, Candidate] = {}
+def _predicted(instance: Instance, one: Candidate, device: depth.Device, number: int) -> Candidate:
+    """The candidate with what ``device`` is predicted to take; Newton's method ``number`` trips."""
     # Arrays as those on one device.
     of = lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.result_type(x))  # noqa: E731
     shapes = jax.tree.map(of, (instance.state, instance.chain.inputs))
-    for one in candidates:
-        if one.name not in found:
-            traced, count = one, 0
-            if isinstance(one.method, Newton):
-                method = dataclasses.replace(one.method, max_iterations=None)
-                traced, count = dataclasses.replace(one, method=method), iterations
-            with compiled_for(str(device.platform)):
-                jaxpr = jax.make_jaxpr(instance.program(traced))(*shapes)
-                cost = analyze_jaxpr(jaxpr, trip_counts={ITERATION: count} if count else None)
-            time = device.call_latency + cost.seconds(device)
-            found[one.name] = dataclasses.replace(one, cost=cost, seconds=time, iterations=count)
-    return tuple(found.values())
+    with compiled_for(str(device.platform)):
+        jaxpr = jax.make_jaxpr(instance.program(one))(*shapes)
+        cost, _ = analyze_loops(jaxpr, {ITERATION: number})
+    trips, time = number * isinstance(one.method, Newton), call_seconds(cost, device)
+    return dataclasses.replace(one, cost=cost, seconds=time, iterations=trips)
 
 
-def _sample(instance: Instance, method: Newton, block: int) -> tuple[int, str]:
+def _sample(instance: Instance, method: Newton, block: int, shards: int) -> tuple[int, str]:
     """The iterations that the whole chain will take, by those on its first steps; and in words.
 
     No bound from shapes or from the growth rate predicts them: a chain that forgets may hold
     iterates in the wrong basin for hundreds of iterations, and a linear chain takes one, however it
-    amplifies differences. So the method itself runs.
+    amplifies differences. So the method itself runs, where the arrays are.
 
     ``block``: the entries of the Jacobian blocks of one step.
     """
-    length = instance.traced.length
-    steps = min(length, max(8, min(STEPS, ENTRIES // max(1, block))))
-    linear = "auto" if isinstance(method.linear, Sharded) else method.linear
-    method = Newton(
-        linearize=method.linearize,
-        linear=linear,
-        max_iterations=MOST,
-        initial_guess=method.initial_guess,
-        damping=method.damping,
-        acceleration=method.acceleration,
-        record=True,
-        on_failure="return",
-    )
-    # Put on a mesh of one device, arrays keep the types that they have on an explicit mesh.
-    mesh = Mesh(jax.local_devices()[:1], "here")
-    with on_no_mesh():
-        given = instance.state, instance.chain.inputs
-        arrays = jax.device_put(given, NamedSharding(mesh, PartitionSpec()))
-        state, inputs = jax.tree.map(jnp.asarray, arrays)
-        inputs = jax.tree.map(lambda x: x[:steps], inputs)
-        first = dataclasses.replace(instance.chain, inputs=inputs, length=steps, sharding=None)
-        stats = solve(first, state, method=method, batch_ndim=instance.batch_ndim).stats
+    chain, length = instance.chain, instance.traced.length
+    steps = max(8, min(STEPS, ENTRIES // max(1, block)))
+    steps = min(length, -(-steps // shards) * shards)
+    method = dataclasses.replace(method, atol=0.0, window=None, memory=None, record=True)
+    method = dataclasses.replace(method, max_iterations=MOST, progress=None, on_failure="return")
+    inputs = jax.tree.map(lambda x: jax.lax.slice_in_dim(jnp.asarray(x), 0, steps), chain.inputs)
+    first = dataclasses.replace(chain, inputs=inputs, length=steps)
+    stats = solve(first, instance.state, method=method, batch_ndim=instance.batch_ndim).stats
     iterations, prefix = int(stats.iterations), int(stats.prefix)
     rate = math.nan if stats.growth_rate is None else float(stats.growth_rate)
     times = length / max(1, prefix)
     # Differences decay to a tenth of the digits within the sample, so a longer chain takes a few
     # iterations more; any other chain takes more in proportion to its length.
     if prefix == steps and (steps == length or rate * steps < -math.log(1e3)):
-        count = iterations + round(math.log2(times) / 2)
+        number = iterations + round(math.log2(times) / 2)
     else:
-        count = math.ceil(iterations * times)
+        number = math.ceil(iterations * times)
     found = "from the whole chain" if steps == length else f"from its first {steps} steps"
     if prefix < steps:
         found = f"{prefix} of {steps} states converge in {iterations} iterations"
     if not math.isnan(rate):
         found += f"; differences {'grow' if rate > 0 else 'decay'} at {rate:+.3g} a step"
-    return min(max(1, count), length + 1), found
+    return min(max(1, number), length + 1), found

@@ -11,8 +11,7 @@ from deeppcr.checks import describe, unknown_keyword
 from deeppcr.choose import UNROLL, AdjointOption, Method
 from deeppcr.lower import target
 from deeppcr.newton import Newton
-from deeppcr.planning.candidate import Candidate, baseline, gradients
-from deeppcr.planning.instance import Instance, instance_of
+from deeppcr.planning.candidates import Candidate, Instance, baseline, instance_of
 from deeppcr.sequential import Sequential, kernel_of
 from depth.report import seconds, table
 
@@ -70,24 +69,21 @@ def tune(
     if not chain.obstacle:
         methods += [Sequential(unroll=UNROLL)] if target().waits else []
         methods += [Sequential(fused=True)] if kernel_of(chain) else []
-        methods += [Newton()]
-    forward = _timed(instance, list(map(Candidate, methods)))
-    both = _timed(instance, gradients(chain, methods))
-    print(table((), [("forward",), *_rows(forward), ("gradient",), *_rows(both)], "<>>"))
-    return both[0].method, both[0].adjoint
+        methods += [Newton()] if not chain.step.not_differentiable else []
+    rows: list[tuple[str, ...]] = []
+    for name, found in zip(("forward", "gradient"), instance.candidates(methods), strict=True):
+        timed = _timed(instance, found)
+        plain = baseline(timed).seconds
+        ratios = ((each.name, seconds(each.seconds), plain / each.seconds) for each in timed)
+        rows += [(name,), *((f"  {name}", time, f"{ratio:.2f}x") for name, time, ratio in ratios)]
+    print(table((), rows, "<>>"))
+    return timed[0].method, timed[0].adjoint
 
 
-def _rows(found: list[Candidate]) -> list[tuple[str, ...]]:
-    """Each beside the sequential program."""
-    plain = baseline(found).seconds
-    return [(f"  {one.name}", seconds(one.seconds), f"{plain / one.seconds:.2f}x") for one in found]
-
-
-def _timed(instance: Instance, candidates: list[Candidate]) -> list[Candidate]:
+def _timed(instance: Instance, found: list[Candidate]) -> list[Candidate]:
     """The fastest first, each with its minimum of several interleaved calls."""
-    arguments, least = (instance.state, instance.chain.inputs), [math.inf] * len(candidates)
-    programs = map(instance.program, candidates)
-    compiled = [jax.jit(program).lower(*arguments).compile() for program in programs]
+    arguments, least = (instance.state, instance.chain.inputs), [math.inf] * len(found)
+    compiled = [jax.jit(instance.program(one)).lower(*arguments).compile() for one in found]
     end = time.perf_counter() + TRIAL * len(compiled)
     for k in range(MOST_CALLS):
         for i, run in enumerate(compiled):
@@ -96,6 +92,5 @@ def _timed(instance: Instance, candidates: list[Candidate]) -> list[Candidate]:
             least[i] = min(least[i], time.perf_counter() - start)
         if k >= LEAST_CALLS and time.perf_counter() > end:
             break
-    pairs = zip(candidates, least, strict=True)
-    timed = [dataclasses.replace(one, seconds=measured) for one, measured in pairs]
+    timed = map(lambda one, t: dataclasses.replace(one, seconds=t), found, least)
     return sorted(timed, key=lambda one: one.seconds)

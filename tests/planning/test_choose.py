@@ -17,6 +17,7 @@ from deeppcr.chain.chain import trace_chain
 from deeppcr.choose import choose_adjoint, choose_method, loop_seconds, picard_seconds
 from deeppcr.lower.variants import compiled_for
 from deeppcr.newton.convergence import USUAL
+from deeppcr.planning.candidates import instance_of
 from experiments.models import zoo
 from experiments.resnet import network
 
@@ -26,13 +27,7 @@ SHAPE = jax.ShapeDtypeStruct
 
 def traced(step, state, inputs, length, batch_ndim=0):
     """The chain of a step with outputs, of shapes."""
-    found = []
-
-    def trace(state, inputs):
-        found.append(trace_chain(step, state, inputs, length, batch_ndim, "z0"))
-
-    jax.eval_shape(trace, state, inputs)
-    return found[0]
+    return instance_of(step, state, inputs, length, False, batch_ndim).traced
 
 
 def of_zoo(*specimen):

@@ -1,6 +1,7 @@
 """`deeppcr.plan`: the choice and why, what was found, what is predicted; it can be passed on."""
 
 import math
+import re
 from functools import cache, partial, reduce
 
 import jax
@@ -10,11 +11,11 @@ import pytest
 
 import deeppcr
 import depth
-from deeppcr import BlockDiagonal, Chain, Newton
+from deeppcr import BlockDiagonal, Chain, Newton, Sequential
 from deeppcr.checks import COLUMNS
 from deeppcr.lower.variants import compiled_for
-from deeppcr.planning.report import baseline
-from tests.planning.chains import CHAINS, L, elementwise, like
+from deeppcr.planning.candidates import Candidate, baseline, instance_of
+from tests.planning.chains import CHAINS, L, elementwise, gated, like
 from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle, solve, trajectory
 
 XS = jnp.zeros((100, 8), jnp.float32)
@@ -44,6 +45,7 @@ def test_structures():
     assert found["structure"].startswith("elementwise")
     assert found["linearize"] == "diagonal (exact: Newton's method)"
     assert (found["blocks"], found["window"]) == ("3,200 bytes", "all steps at once")
+    assert found["adjoint"] == "on a CPU no parallel adjoint is faster"
     pairs = deeppcr.plan(PAIRS, (SHAPE, SHAPE))
     assert pairs.choice.linearization == BlockDiagonal(2)
     assert pairs.structure.groups.shape == (8, 2)
@@ -97,13 +99,9 @@ def test_a_sequential_plan_says_no_more_of_newtons_method_than_that_it_is_not_tr
 def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_program():
     problem = PROBLEMS["relu mlp"]
     chain = Chain(lambda z, x: problem.step(problem.params, z, x)[0], problem.xs, problem.length)
-    found = deeppcr.plan(chain, problem.init, method="newton", batch_ndim=problem.batch_ndim)
-
-    def scan(f, init, xs, length, reverse):
-        options = {"method": found.method, "adjoint": found.adjoint}
-        options["batch_ndim"] = problem.batch_ndim
-        return deeppcr.scan(f, init, xs, length, reverse=reverse, **options)
-
+    options = {"batch_ndim": problem.batch_ndim}
+    found = deeppcr.plan(chain, problem.init, method="newton", **options)
+    scan = partial(deeppcr.scan, method=found.method, adjoint=found.adjoint, **options)
     assert_agree(backpropagate(problem, scan), oracle(problem))
 
 
@@ -128,7 +126,8 @@ def test_a_chain_with_an_obstacle_is_planned_as_the_loop_that_it_is():
         return (jnp.sin(z) + x, jnp.where(z.sum() > 0, count, count + 1)), z
 
     found = deeppcr.plan(counts_signs, (Z0, jnp.int32(0)), XS, device="H200")
-    assert found.method == deeppcr.Sequential()
+    assert found.method == Sequential()
+    assert "adjoint" not in found.found  # for the same reason
     assert found.found["because"].startswith("runs as jax.lax.scan, since init[1] (int32) depends")
 
 
@@ -162,9 +161,9 @@ def test_the_device_decides():
     found = plan_like(device="TPU v5e")
     assert isinstance(found.method, Newton)
     assert found.predicted_speedup > 2 < found.gradient_speedup
-    assert plan_like().method == deeppcr.Sequential(fused=True)  # 64 chains in one kernel
+    assert plan_like().method == Sequential(fused=True)  # 64 chains in one kernel
     here = deeppcr.plan(*like())
-    assert here.method == deeppcr.Sequential()
+    assert here.method == Sequential()
     assert here.predicted_speedup == 1
     assert here.device == depth.at_hand()
     assert deeppcr.plan(*like(1, 2), device="h200").device is depth.devices["H200"]
@@ -180,30 +179,40 @@ def slowly():
     return deeppcr.plan(chain, jax.eval_shape(lambda: z0), device=SLOW_LOOPS, method="pcr")
 
 
+def mean_square(xs, z, scan=jax.lax.scan, is_gradient=True, **options):
+    """Of all states of "gru": its gradient, or these states."""
+
+    def states(z, xs):
+        return scan(lambda z, x: 2 * (gated(z, x),), z, xs, **options)[1]
+
+    gradient = jax.grad(lambda *moving: jnp.mean(states(*moving) ** 2), (0, 1))
+    return gradient(z, xs) if is_gradient else states(z, xs)
+
+
 @pytest.mark.parametrize("direction", ["forward", "gradient"])
 def test_the_costs_are_those_of_the_programs(direction):
     """As `depth.compare` finds them."""
-    chain, z0 = CHAINS["gru"]
-    found = getattr(slowly(), direction)
-
-    def run(xs, z, scan, **options):
-        def states(z, xs):
-            return scan(lambda z, x: 2 * (chain.step(z, x),), z, xs, **options)[1]
-
-        if direction == "forward":
-            return states(z, xs)
-        return jax.grad(lambda *moving: jnp.mean(states(*moving) ** 2), (0, 1))(z, xs)
-
-    def parallel(xs, z):
-        newton = Newton(linear="pcr", on_failure="return")
-        return run(xs, z, deeppcr.scan, method=newton, adjoint=deeppcr.Adjoint())
-
+    (chain, z0), found = CHAINS["gru"], getattr(slowly(), direction)
+    loop = partial(mean_square, is_gradient=direction == "gradient")
+    newton = Newton(linear="pcr", on_failure="return")
+    parallel = partial(loop, scan=deeppcr.scan, method=newton, adjoint=deeppcr.Adjoint())
     with compiled_for("tpu"):
         cost = depth.analyze(parallel, chain.inputs, z0)
-    newton = next(one for one in found if isinstance(one.method, Newton))
-    assert newton.cost.depth == pytest.approx(cost.depth, rel=0.1)
-    loop = depth.analyze(lambda xs, z: run(xs, z, jax.lax.scan), chain.inputs, z0)
-    assert baseline(found).cost.depth == pytest.approx(loop.depth, rel=0.1)
+    ours = next(one for one in found if isinstance(one.method, Newton))
+    assert ours.cost.depth == pytest.approx(cost.depth, rel=0.1)
+    cost = depth.analyze(loop, chain.inputs, z0)
+    assert baseline(found).cost.depth == pytest.approx(cost.depth, rel=0.1)
+
+
+def test_the_programs_are_those_of_the_arrays_that_they_are_given():
+    (chain, z0), others = CHAINS["gru"], normal(5, L, 2)
+    instance = instance_of(chain, z0, None, None, False, None)
+    pairs = (Sequential(), deeppcr.adjoint.Autodiff()), (Newton(), deeppcr.Adjoint())
+    run = jax.jit(lambda *arrays: [instance.program(Candidate(*pair))(*arrays) for pair in pairs])
+    for found in run(z0, others):
+        assert_agree(found, jax.jit(mean_square)(others, z0), 1e-6)  # whose loss is float32
+    backwards = instance_of(lambda *given: (gated(*given), None), z0, others, None, True, None)
+    assert_agree(backwards.chain.inputs, others[::-1])
 
 
 def test_what_is_printed():
@@ -223,14 +232,16 @@ def test_more_iterations_never_promise_more():
     found = [plan_like(64, 1024, iterations=n, device="TPU v5e") for n in (np.int64(1), 10**6)]
     assert [plan.newton.iterations for plan in found] == [1, 10**6]
     assert isinstance(found[0].method, Newton)
-    assert isinstance(found[1].method, deeppcr.Sequential)
+    assert isinstance(found[1].method, Sequential)
+    few, many = (plan.newton.seconds for plan in found)
+    assert many > 1e4 * few
 
 
 def test_a_chain_that_amplifies_differences_gets_no_promise():
     z0, options = jnp.linspace(0.1, 0.8, 8), {"device": "TPU v5e", "batch_ndim": 1}
     chain = Chain(lambda z, _: 3.9 * z * (1 - z), length=1024)
     found = deeppcr.plan(chain, z0, **options)
-    assert isinstance(found.method, deeppcr.Sequential)
+    assert isinstance(found.method, Sequential)
     assert found.newton.iterations > 500
     assert " of 1024 states converge in " in found.found["because"]
     blind = deeppcr.plan(chain, jax.eval_shape(lambda: z0), **options)
@@ -241,14 +252,23 @@ def test_a_chain_that_amplifies_differences_gets_no_promise():
     assert_agree(solution.trajectory, trajectory(chain, z0))
 
 
-def test_a_long_chain_that_forgets_is_tried_on_a_part():
-    chain = Chain(elementwise, normal(0, 30_000, 4))
-    found = deeppcr.plan(chain, normal(1, 4), device="TPU v5e")
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_long_chain_that_forgets_is_tried_on_a_part(devices):
+    mesh = jax.make_mesh((devices,), ("l",), devices=jax.devices()[:devices])  # of explicit axes
+    xs = jax.device_put(normal(0, 30_000, 4), jax.NamedSharding(mesh, jax.P("l")))
+    found = deeppcr.plan(Chain(elementwise, xs), normal(1, 4), device="TPU v5e")
     assert isinstance(found.method, Newton)
-    assert "its first 1024 steps" in found.found["iterations"]
+    assert f"its first {-(-1024 // devices) * devices} steps" in found.found["iterations"]
+    assert ("devices" in found.found) == (devices > 1)
+    chain = Chain(elementwise, normal(0, 30_000, 4))
     iterations = solve(chain, normal(1, 4), method="newton").stats.iterations
     assert abs(int(iterations) - found.newton.iterations) <= 2
     assert "if the chain" not in str(found)
+
+
+def test_a_chain_whose_iteration_is_no_loop():
+    same = Chain(lambda z, x: z, XS)
+    assert deeppcr.plan(same, Z0, method="newton", device="H100").newton.iterations == 1
 
 
 def test_blocks_that_are_not_exact_are_tried_as_such():
@@ -292,8 +312,12 @@ def test_tune_times_what_is_sensible_and_returns_a_pair(capsys):
     method, adjoint = deeppcr.tune(chain, z0)
     printed = capsys.readouterr().out
     assert printed.splitlines()[0] == "forward"
-    assert "sequential / autodiff" in printed
-    assert "Newton / blocks" in printed
+    for part in printed.split("gradient"):  # the fastest first
+        speedups = list(map(float, re.findall(r"([\d.]+)x", part)))
+        assert 1 in speedups == sorted(speedups, reverse=True)
+    assert {"sequential / autodiff", "Newton / blocks"} <= set(
+        re.findall(r"  (\w+ / \w+)", printed)
+    )
 
     def loss(z, **options):
         return deeppcr.solve(chain, z, **options).trajectory.sum()
@@ -302,4 +326,10 @@ def test_tune_times_what_is_sensible_and_returns_a_pair(capsys):
     assert_agree(*jax.jit(lambda z: [jax.grad(partial(loss, **way))(z) for way in ways])(z0))
     with pytest.raises(ValueError, match="expected arrays"):
         deeppcr.tune(chain, jax.ShapeDtypeStruct((3,), "float64"))
-    assert chain.length == L
+
+
+def test_tune_times_a_step_without_a_derivative():
+    def rounds(z, x):
+        return jax.pure_callback(np.round, z, z, vmap_method="sequential") + x, None
+
+    assert deeppcr.tune(rounds, Z0, XS[:3]) == (Sequential(), deeppcr.adjoint.Autodiff())

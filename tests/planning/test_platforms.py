@@ -1,6 +1,7 @@
 """A process with a GPU and a CPU: jax lowers the variant that is best for the platform."""
 
 import importlib
+from functools import partial
 
 import jax
 import pytest
@@ -32,32 +33,16 @@ def both(monkeypatch):
     )
 
 
-def states(z, xs):
-    return deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z).trajectory
+def states(z, xs, **options):
+    return deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z, **options).trajectory
 
 
-def gradient(z, xs):
-    return jax.grad(lambda z, xs: (states(z, xs) ** 2).sum(), (0, 1))(z, xs)
+def gradient(z, xs, **options):
+    return jax.grad(lambda z, xs: (states(z, xs, **options) ** 2).sum(), (0, 1))(z, xs)
 
 
-def gradient_after_sequential(z, xs):
-    def loss(z, xs):
-        return (
-            deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z, method="sequential").trajectory ** 2
-        ).sum()
-
-    return jax.grad(loss, (0, 1))(z, xs)
-
-
-@jax.jit
-def expected(z, xs):
-    """The gradient without "auto"."""
-    options = {"method": "sequential", "adjoint": "autodiff"}
-
-    def loss(z, xs):
-        return (deeppcr.solve(deeppcr.Chain(CHAIN.step, xs), z, **options).trajectory ** 2).sum()
-
-    return jax.grad(loss, (0, 1))(z, xs)
+gradient_after_sequential = partial(gradient, method="sequential")
+expected = jax.jit(partial(gradient_after_sequential, adjoint="autodiff"))  # without "auto"
 
 
 def lowered(f, *platforms):
@@ -81,10 +66,7 @@ def test_each_platform_gets_its_own(both, monkeypatch, f, names, waiting):
 
 
 def test_each_platform_has_its_own_adjoint(both):
-    cpu, cuda = (
-        lowered(gradient_after_sequential, "cpu"),
-        lowered(gradient_after_sequential, "cuda"),
-    )
+    cpu, cuda = (lowered(gradient_after_sequential, name) for name in ("cpu", "cuda"))
     assert cpu.count(LOOP) == 2  # forwards, backwards
     # Backwards, all at once; corrections, and a loop of one trip or none, around the steps.
     assert cuda.count(LOOP) == 4

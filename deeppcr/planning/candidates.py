@@ -1,22 +1,71 @@
-"""A chain with its initial state: traced with shapes for a plan, run for a sample or to time it."""
+"""A chain with its initial state, and the candidates that `plan` and `tune` compare."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.api import solve, vector_batch
 from deeppcr.chain.chain import Chain, TracedChain, trace_chain, with_outputs
 from deeppcr.chain.length import chain_length
 from deeppcr.checks import describe
+from deeppcr.choose import AdjointOption, Method, left_to_jax
 from deeppcr.layers import Repeated
 from deeppcr.layers import describe as describe_layers
 from deeppcr.layers.reading import is_sequential
 from deeppcr.lower import is_eager
-from deeppcr.planning.candidate import Candidate
+from deeppcr.sequential import Sequential
+from depth import Cost
+
+ADJOINTS = {Autodiff: "autodiff", Backpropagation: "backprop", Adjoint: "blocks"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One combination of a method and an adjoint for a chain.
+
+    Attributes:
+        method: the method.
+        adjoint: the adjoint; None for a forward pass.
+        cost: its depth, work and traffic.
+        seconds: the time that it takes on the device.
+        iterations: of Newton's method; 0 for others.
+    """
+
+    method: Method
+    adjoint: AdjointOption = None
+    cost: Cost = dataclasses.field(default_factory=Cost)
+    seconds: float = math.inf
+    iterations: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the method, and of the adjoint unless it is None."""
+        method, adjoint = self.method, self.adjoint
+        name = "Newton"
+        if isinstance(method, Sequential):
+            name = "sequential" if method.unroll == 1 else f"unroll {method.unroll}"
+            name = "fused loop" if method.fused else name
+        if adjoint is None:
+            return name
+        unroll = getattr(adjoint, "unroll", 1)
+        return f"{name} / {ADJOINTS[type(adjoint)]}" + (f", unroll {unroll}" if unroll > 1 else "")
+
+
+def _each_once(found: Sequence[Candidate]) -> list[Candidate]:
+    names = [one.name for one in found]
+    return [one for i, one in enumerate(found) if one.name not in names[:i]]
+
+
+def baseline(found: Sequence[Candidate]) -> Candidate:
+    """The sequential program, and jax's own derivative of it."""
+    plain = [(Sequential(), None), (Sequential(), Autodiff())]
+    return next(one for one in found if (one.method, one.adjoint) in plain)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +96,14 @@ class Instance:
             found.append(chain.abstract)
 
         jax.eval_shape(trace, self.state, self.chain.inputs)
+        if not found[0].initial:
+            leaves = ", ".join(map(describe, jax.tree.leaves(self.state)))
+            raise TypeError(
+                f"{self.name} has leaves {leaves}, expected a floating one: nothing is solved for, "
+                "and the chain runs as jax.lax.scan."
+            )
+        if not length:
+            raise ValueError("the chain has 0 steps, expected 1 or more: there is nothing to plan.")
         return found[0]
 
     @property
@@ -56,6 +113,21 @@ class Instance:
         shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
         here = all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
         return here and not shapes and is_eager(leaves)
+
+    def candidates(
+        self, methods: Sequence[Method], adjoint: AdjointOption = None
+    ) -> tuple[list[Candidate], list[Candidate]]:
+        """Those of a forward pass and of a gradient, each name once; see `baseline`.
+
+        The first are the first method, and it with the ``adjoint``.
+        """
+        first, *_ = methods
+        forward = [Candidate(each) for each in (*methods, Sequential())]
+        gradient = [Candidate(first, adjoint or Autodiff()), Candidate(Sequential(), Autodiff())]
+        if not left_to_jax(self.traced):
+            gradient += [Candidate(first, Backpropagation())]
+            gradient += [Candidate(each, Adjoint()) for each in methods]
+        return _each_once(forward), _each_once(gradient)
 
     def program(self, candidate: Candidate) -> Callable[[Any, Any], Any]:
         """A function of the state and the inputs: all states, or a gradient if there is an adjoint.
@@ -100,7 +172,7 @@ def instance_of(
         chain = dataclasses.replace(program, length=length)
         return Instance(chain, with_outputs(chain.step), init, batch_ndim or 0, "z0")
     if not is_layers:
-        if xs is None and length is None:
+        if xs is length is None:
             raise TypeError(
                 f"program is {describe(program)}, a function, but there is no xs and no length: "
                 "expected plan(f, init, xs) or plan(f, init, length=L) with "
