@@ -222,8 +222,6 @@ def plan(
         for found in instance.candidates(methods, adjoint.option)
     )
     because = str(rule) if isinstance(option, Auto) else "the method that is asked for"
-    if tried and not isinstance(chosen, Newton):  # the sample was against it
-        because += f", {number} iterations: {source}"
     batch = f", a batch of {layout.batch_size}" if layout.batch_shape else ""
     found = {
         "chosen": _promise(forward, gradient, source),
@@ -234,7 +232,7 @@ def plan(
     }
     if str(adjoint) == because:  # an obstacle
         del found["adjoint"]
-    if isinstance(chosen, Newton):
+    if any(isinstance(each, Newton) for each in methods):
         kind = "exact: Newton's" if linear.is_exact else "not exact: a quasi-Newton"
         at_once = "all" if linear.window == steps else str(linear.window)
         found |= {

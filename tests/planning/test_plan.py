@@ -243,7 +243,7 @@ def test_a_chain_that_amplifies_differences_gets_no_promise():
     found = deeppcr.plan(chain, z0, **options)
     assert isinstance(found.method, Sequential)
     assert found.newton.iterations > 500
-    assert " of 1024 states converge in " in found.found["because"]
+    assert " of 1024 states converge in " in found.found["iterations"]
     blind = deeppcr.plan(chain, jax.eval_shape(lambda: z0), **options)
     assert isinstance(blind.method, Newton)
     assert "x if the chain forgets its past" in str(blind).splitlines()[0]
