@@ -119,9 +119,10 @@ class Instance:
     ) -> tuple[list[Candidate], list[Candidate]]:
         """Those of a forward pass and of a gradient, each name once; see `baseline`.
 
-        The first are the first method, and it with the ``adjoint``.
+        The first are the first method, and it with the ``adjoint``. A step without a derivative has
+        nothing to choose for a gradient.
         """
-        first, *_ = methods
+        first = Sequential() if self.traced.step.not_differentiable else methods[0]
         forward = [Candidate(each) for each in (*methods, Sequential())]
         gradient = [Candidate(first, adjoint or Autodiff()), Candidate(Sequential(), Autodiff())]
         if not left_to_jax(self.traced):

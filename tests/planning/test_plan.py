@@ -328,8 +328,9 @@ def test_tune_times_what_is_sensible_and_returns_a_pair(capsys):
         deeppcr.tune(chain, jax.ShapeDtypeStruct((3,), "float64"))
 
 
-def test_tune_times_a_step_without_a_derivative():
+def test_a_step_without_a_derivative_has_no_gradient_to_choose():
     def rounds(z, x):
         return jax.pure_callback(np.round, z, z, vmap_method="sequential") + x, None
 
     assert deeppcr.tune(rounds, Z0, XS[:3]) == (Sequential(), deeppcr.adjoint.Autodiff())
+    assert "gradient" not in deeppcr.plan(rounds, Z0, XS, device="H100").found["chosen"]
