@@ -24,7 +24,7 @@ from deeppcr.choose import (
 from deeppcr.layers import Repeated
 from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.loops import ITERATION
-from deeppcr.lower import obstacle
+from deeppcr.lower import expecting, obstacle
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import expected_iterations
 from deeppcr.planning.candidates import Candidate, Instance, baseline, instance_of
@@ -268,7 +268,7 @@ def _predicted(instance: Instance, one: Candidate, device: depth.Device, number:
     # Arrays as those on one device.
     of = lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.result_type(x))  # noqa: E731
     shapes = jax.tree.map(of, (instance.state, instance.chain.inputs))
-    with compiled_for(str(device.platform)):
+    with compiled_for(str(device.platform)), expecting(number):
         jaxpr = jax.make_jaxpr(instance.program(one))(*shapes)
         cost, _ = analyze_loops(jaxpr, {ITERATION: number})
     trips, time = number * isinstance(one.method, Newton), call_seconds(cost, device)

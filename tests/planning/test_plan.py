@@ -271,6 +271,19 @@ def test_a_chain_whose_iteration_is_no_loop():
     assert deeppcr.plan(same, Z0, method="newton", device="H100").newton.iterations == 1
 
 
+def test_a_kernel_of_a_chain_that_amplifies_differences_is_predicted_to_take_its_loop_and_more():
+    logistic = Chain(lambda z, x: 3.9 * z * (1 - z), length=4096)
+    options = {"method": "newton", "device": "H100"}
+    forgets, slow, chaotic = (
+        deeppcr.plan(logistic, jnp.float32(0.3), iterations=n, **options).newton.seconds
+        for n in (4, 40, 4096)
+    )
+    loop = deeppcr.plan(logistic, jnp.float32(0.3), device="H100").forward[0]
+    assert forgets < slow < chaotic
+    assert loop.method.fused
+    assert chaotic > 2 * loop.seconds
+
+
 def test_blocks_that_are_not_exact_are_tried_as_such():
     weight = jnp.array([[0.1, 0.9], [-0.9, 0.1]])
     chain, start = Chain(lambda z, x: jnp.tanh(weight @ z + x), normal(0, 1024, 2)), normal(1, 2)

@@ -3,7 +3,7 @@
 from deeppcr.lower.gpu.fused.nvrtc import is_for_gpus, kernels_run, obstacle
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.gpu.fused.primitive import fused_scan
-from deeppcr.lower.gpu.fused.solve import fused_solve
+from deeppcr.lower.gpu.fused.solve import expecting, fused_solve
 from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.lower.gpu.fused.windows import SolvedBelow
 
@@ -11,6 +11,7 @@ __all__ = [
     "CannotFuse",
     "FusedStep",
     "SolvedBelow",
+    "expecting",
     "fused_scan",
     "fused_solve",
     "is_for_gpus",

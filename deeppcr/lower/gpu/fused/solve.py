@@ -6,7 +6,9 @@ of the kernel, where it can have one.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -24,8 +26,19 @@ from deeppcr.programs.calls import with_operands
 from depth.jaxprs import Program
 
 WAITS = 2000  # of an iteration in a window: 4.6 us on an H100, of a prototype with one unit
-USUAL = 7  # iterations of chains that forget: GRUs take 5 to 7, layers 8
 OF_CHAINS = 3  # results for each chain, after the states
+# Iterations: of chains that forget, GRUs take 5 to 7, layers 8.
+_EXPECTED: ContextVar[int] = ContextVar("expected", default=7)
+
+
+@contextmanager
+def expecting(iterations: int) -> Iterator[None]:
+    """A context in which `depth` reads off a kernel that it takes so many iterations."""
+    token = _EXPECTED.set(iterations)
+    try:
+        yield
+    finally:
+        _EXPECTED.reset(token)
 
 
 class _Solve(NamedTuple):
@@ -37,6 +50,7 @@ class _Solve(NamedTuple):
         length: the number of steps, at least 1.
         reverse: whether the first step takes the last entry of the inputs.
         text: of the kernel, and how it is started.
+        expected: the iterations, with the one that tells that a window is solved.
     """
 
     step: FusedStep
@@ -44,6 +58,7 @@ class _Solve(NamedTuple):
     length: int
     reverse: bool
     text: Kernel
+    expected: int
 
     @classmethod
     def of(cls, step: FusedStep, below: SolvedBelow, length: int, reverse: bool) -> Self:
@@ -57,7 +72,8 @@ class _Solve(NamedTuple):
         if not (cluster := largest_cluster()):
             raise CannotFuse("a trial on the GPU was wrong")
         text = kernel_of(step, length, reverse, below, cluster)
-        return cls(step, below, length, reverse, text)
+        expected = 2 if below.update == math.inf else _EXPECTED.get()
+        return cls(step, below, length, reverse, text, expected)
 
     @property
     def instructions(self) -> int:
@@ -69,12 +85,13 @@ class _Solve(NamedTuple):
     def waits(self) -> int:
         """The operations in the time of which it is done."""
         grid = Grid.of(self.step, self.length, self.text.cluster)
-        return self._passes * grid.rounds(self.length) * WAITS
+        in_order = self.length * self.step.waits if self._passes < self.expected else 0
+        return self._passes * grid.rounds(self.length) * WAITS + in_order
 
     @property
     def _passes(self) -> int:
-        """The iterations to expect in each window, with the one that tells that it is solved."""
-        return 2 if self.below.update == math.inf else USUAL
+        """The iterations in each window, which ends step by step if more are needed."""
+        return min(self.expected, self.below.iterations)
 
     def of_step(self, step: FusedStep) -> Self:
         """See `Recurring`."""
