@@ -3,7 +3,7 @@
 - What cannot be solved in parallel is `jax.lax.scan`.
 - On a CPU: the loop, and backpropagation. The derivative is jax's own for a step with wide
   products, which backpropagation evaluates once more, for a few layers, which then compile faster,
-  and for small loops that XLA compiles well by itself (jax 0.12). Nothing parallel has been faster:
+  for small loops that XLA compiles well by itself, and for short ones. Nothing parallel was faster:
   on 120 chains of six kinds this choice is within 7 % of the best candidate, in the mean (jax
   0.10.2, 2 cores).
 - On an accelerator: the least of three times, in seconds. A loop launches some kernels in each
@@ -26,7 +26,7 @@ from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.linear.named import FEW_PRODUCTS, FEW_STEPS, pcr_suits
 from deeppcr.linearize import exact_linearization
-from deeppcr.lower import CannotFuse, compiled_for, is_left_to_xla, platforms
+from deeppcr.lower import CannotFuse, compiled_for, is_left_to_xla, multiplies_little, platforms
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import QUASI, USUAL
 from deeppcr.newton.damping import TrustRegion
@@ -35,7 +35,7 @@ from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential, kernel_of
 from deeppcr.structure import find_structure
 from depth.counts import ceil_log2, contracted, nbytes, size
-from depth.jaxprs import equations, is_literal, moved_by
+from depth.jaxprs import called, equations, is_literal, moved_by
 
 # Operations of the products of a step, from which on a CPU leaves its derivative to jax: GRU, 64
 # units, a batch of 64: 3e6, 0.8 of the time; LSTM, 128 units: 0.3e6, 1.6 times (jax 0.10.2).
@@ -43,6 +43,10 @@ WIDE = 5e5
 # Layers up to which a CPU leaves their derivative to jax: that takes half the time to compile, and
 # 1 to 1.2 times as long to run.
 FEW_LAYERS = 32
+# Bytes that a step reads and writes up to which XLA compiles the loop, and its derivative by jax,
+# to one function: tanh, 4 units, 208, L = 96: 0.5 of the time; LSTM, 4 units, 424: 1.6 times. Of
+# few bytes in all, jax's takes less time than threads take to begin: GRU, 4 units, L = 32: 0.5.
+BY_ITSELF, SHORT_STEP, SHORT = 330, 850, 4e4  # jax 0.10.2
 
 # Measured on an H100 (jax 0.11.2), in seconds.
 CALL = 72e-6  # of x + 1
@@ -212,6 +216,8 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
                 return Choice(Autodiff(), {}, "on a CPU, for wide products")
             if is_left_to_xla(step.jaxpr):
                 return Choice(Autodiff(), {}, "XLA compiles the loop and its derivative by itself")
+            if is_small(chain):
+                return Choice(Autodiff(), {}, "on a CPU, for few bytes")
             if chain.length <= FEW_LAYERS and has_layers(chain):
                 return Choice(Autodiff(), {}, "on a CPU, for few layers: it compiles faster")
         return Choice(Backpropagation(), {}, "on a CPU no parallel adjoint is faster")
@@ -231,6 +237,16 @@ def products_of(chain: TracedChain) -> int:
     """The operations of the products of one step."""
     found = (each for each in equations(chain.step.jaxpr) if each.primitive.name == "dot_general")
     return sum(2 * size(each.outvars[0]) * contracted(each) for each in found)
+
+
+def is_small(chain: TracedChain) -> bool:
+    """Whether a CPU takes the least time for jax's derivative, since a step or a chain is small."""
+    program = chain.step.jaxpr
+    inside = [each for each in equations(program) if called(each) is None]
+    results = (result for each in inside for result in each.outvars)
+    moved = sum(map(nbytes, (*program.invars, *program.constvars, *results)))
+    is_short = moved <= SHORT_STEP and chain.length * moved <= SHORT
+    return (moved <= BY_ITSELF or is_short) and multiplies_little(program)
 
 
 def has_layers(chain: TracedChain) -> bool:

@@ -13,8 +13,8 @@ from tests.problems import normal
 
 HOUSE = Path(deeppcr.__file__).parent.parent
 OURS = tuple(str(HOUSE / package) for package in ("deeppcr", "depth"))
-WEIGHT = normal(0, 2, 2)
-XS = normal(1, 7, 2)
+WEIGHT = normal(0, 8, 8)  # of a chain whose gradient is not left to jax
+XS = normal(1, 64, 8)
 
 
 def watched(call, look):
@@ -54,7 +54,7 @@ def loss(xs, **options):
         z = jnp.tanh(WEIGHT @ z + x)
         return z, z
 
-    return deeppcr.scan(step, jnp.zeros(2), xs, **options)[1].sum()
+    return deeppcr.scan(step, jnp.zeros(8), xs, **options)[1].sum()
 
 
 def calls(call):
@@ -81,7 +81,7 @@ def test_a_solve_is_at_most_16_functions_deep():
 
     def solve(xs):
         chain = deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), xs)
-        return deeppcr.solve(chain, jnp.zeros(2), method=newton).value
+        return deeppcr.solve(chain, jnp.zeros(8), method=newton).value
 
     path = deepest(lambda: jax.jit(solve).lower(XS))
     assert len(path) <= 16, "\n".join(path)

@@ -82,6 +82,16 @@ class Plan:
         return self.gradient[0].adjoint
 
     @property
+    def sequential(self) -> Candidate:
+        """The sequential program, as it is."""
+        return baseline(self.forward)
+
+    @property
+    def autodiff(self) -> Candidate:
+        """The sequential program with jax's own derivative."""
+        return baseline(self.gradient)
+
+    @property
     def newton(self) -> Candidate | None:
         """The candidate for a forward pass by Newton's method; None if it is not tried."""
         return next((one for one in self.forward if isinstance(one.method, Newton)), None)
@@ -89,12 +99,12 @@ class Plan:
     @property
     def predicted_speedup(self) -> float:
         """Speedup of the forward pass over the sequential program."""
-        return baseline(self.forward).seconds / self.forward[0].seconds
+        return self.sequential.seconds / self.forward[0].seconds
 
     @property
     def gradient_speedup(self) -> float:
         """Speedup of forward and backward pass over jax's own gradient of that program."""
-        return baseline(self.gradient).seconds / self.gradient[0].seconds
+        return self.autodiff.seconds / self.gradient[0].seconds
 
     def __str__(self) -> str:
         rows = _rows(self.forward) + ([] if self.newton else [UNTRIED])

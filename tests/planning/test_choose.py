@@ -209,10 +209,26 @@ def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction, monkeypatc
         if direction == "gradient":
             name = ON_CPU[choose_adjoint(chain, None, "cpu").option]
         seconds = row["seconds"] | row["loops"]
+        name = name if name in seconds else "lax.scan"  # the same, where that was not measured
         to_best.append(seconds[name] / min(seconds.values()))
         to_loops.append(seconds[name] / min(row["loops"].values()))
     assert math.prod(to_best) ** (1 / len(to_best)) <= 1.07
     assert max(to_loops) <= 2
+
+
+def test_a_small_chain_leaves_its_gradient_to_jax_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(rule, "is_automatic", lambda: False)  # by jax 0.10.2
+    # Microseconds by lax.scan and by backpropagation: 18 and 38; 18 and 51; 61 and 55.
+    for width, length, is_small in ((4, 96, True), (8, 32, True), (8, 256, False)):
+        weight, shapes = jnp.ones((width, width), "float32"), SHAPE((length, width), "float32")
+        step = lambda z, x: (jnp.tanh(weight @ z + x), None)  # noqa: B023, E731
+        chain = traced(step, SHAPE((width,), "float32"), shapes, length)
+        found = choose_adjoint(chain, None, "cpu").option
+        assert found == (Autodiff() if is_small else Backpropagation()), width
+    conv = choose_adjoint(of_zoo("residual conv", 8, 1024, 1), None, "cpu")
+    assert (
+        conv.option == Backpropagation()
+    )  # 0.2 of the time: XLA makes no function of it by itself
 
 
 def test_what_cannot_be_solved_in_parallel_is_left_to_jax():

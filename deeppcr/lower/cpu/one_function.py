@@ -135,6 +135,11 @@ def _is_one_function(by: Callable[[Any, Array], Any]) -> bool | None:
 
 def is_left_to_xla(program: Any) -> bool:
     """Whether XLA compiles a loop over a program to one function by itself, as well as can be."""
+    return multiplies_little(program) and is_automatic()
+
+
+def multiplies_little(program: Any) -> bool:
+    """Whether XLA itself can compile a loop over a program to one function: see `TINY`, `FEW`."""
     inside = [each for each in equations(program) if called(each) is None]
     products = [each for each in inside if each.primitive.name == "dot_general"]
     sizes = [matrices(each)[1:] for each in products]
@@ -143,7 +148,6 @@ def is_left_to_xla(program: Any) -> bool:
         all(each.primitive.name in CONTAINED for each in inside)
         and all(1 in n or math.prod(n) <= TINY for n in sizes)
         and work <= FEW
-        and is_automatic()
     )
 
 
