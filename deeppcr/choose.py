@@ -245,7 +245,7 @@ def is_small(chain: TracedChain) -> bool:
     inside = [each for each in equations(program) if called(each) is None]
     results = (result for each in inside for result in each.outvars)
     moved = sum(map(nbytes, (*program.invars, *program.constvars, *results)))
-    is_short = moved <= SHORT_STEP and chain.length * moved <= SHORT
+    is_short = moved <= SHORT_STEP and chain.length * moved <= SHORT and not has_layers(chain)
     return (moved <= BY_ITSELF or is_short) and multiplies_little(program)
 
 
