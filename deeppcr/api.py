@@ -1,7 +1,6 @@
 """The public functions `scan`, `solve` and `forward`. They check arguments before compilation."""
 
 import dataclasses
-import operator
 from collections.abc import Callable
 from functools import partial
 from itertools import compress
@@ -17,7 +16,7 @@ from deeppcr.axis import LOCAL
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import Chain, TracedChain, trace_carry, with_outputs
 from deeppcr.chain.length import chain_length
-from deeppcr.checks import check_type, describe, leaves_as_arrays, unknown_keyword
+from deeppcr.checks import check_count, check_type, describe, leaves_as_arrays, unknown_keyword
 from deeppcr.choose import (
     AdjointOption,
     Auto,
@@ -356,8 +355,7 @@ def _steps_in_a_trip(unroll: int | bool) -> int:
     """Steps per trip for the ``unroll`` of `jax.lax.scan`; 0 for all steps."""
     if isinstance(unroll, bool):
         return 0 if unroll else 1
-    if operator.index(unroll) < 0:
-        raise ValueError(f"unroll is {describe(unroll)}, expected True, False or an integer >= 0.")
+    check_count("unroll", unroll, "True, False, or steps per trip", least=0)
     return max(1, unroll)
 
 

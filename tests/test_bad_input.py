@@ -128,6 +128,7 @@ CALLS = [
     (scanned(xs=NONE, length=4), ValueError, "length is 4.*xs.*0"),
     (lambda z: solve(Chain(same), z), ValueError, "inputs.*length"),
     (scanned(xs=None, length=-1), ValueError, "length is -1.*expected"),
+    (scanned(unroll=2.5), TypeError, "unroll is 2.5.*expected True"),
     # What depends on the state, and has no derivatives.
     (
         lambda n: scan(counted, (X, n), XS, method="newton"),
