@@ -80,8 +80,8 @@ class _Role:
             (_, v), ((_, none), of_y) = x, zeros
             return (along(lambda known: product(known, (y, v))), none), of_y
         lam, (none, _) = y[0], zeros[1]
-        pulled = lambda known: jax.vjp(partial(product, known), zeros[1])[1](lam)[0]  # noqa: E731
-        of_g, of_v = along(pulled)
+        pull = lambda known: jax.linear_transpose(partial(product, known), zeros[1])  # noqa: E731
+        of_g, of_v = along(lambda known: pull(known)(lam)[0])
         return of_g, (none, of_v)
 
 

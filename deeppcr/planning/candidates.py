@@ -22,7 +22,7 @@ from deeppcr.lower import is_eager
 from deeppcr.sequential import Sequential
 from depth import Cost
 
-ADJOINTS = {Autodiff: "autodiff", Backpropagation: "backprop", Adjoint: "blocks"}
+NAMES = {Autodiff: "autodiff", Backpropagation: "backprop", Adjoint: "blocks"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Candidate:
         if adjoint is None:
             return name
         unroll = getattr(adjoint, "unroll", 1)
-        return f"{name} / {ADJOINTS[type(adjoint)]}" + (f", unroll {unroll}" if unroll > 1 else "")
+        return f"{name} / {NAMES[type(adjoint)]}" + (f", unroll {unroll}" if unroll > 1 else "")
 
 
 def _each_once(found: Sequence[Candidate]) -> list[Candidate]:

@@ -225,10 +225,9 @@ def test_a_small_chain_leaves_its_gradient_to_jax_on_a_cpu(monkeypatch):
         chain = traced(step, SHAPE((width,), "float32"), shapes, length)
         found = choose_adjoint(chain, None, "cpu").option
         assert found == (Autodiff() if is_small else Backpropagation()), width
+    # XLA makes no function of a convolution by itself: 0.2 of the time.
     conv = choose_adjoint(of_zoo("residual conv", 8, 1024, 1), None, "cpu")
-    assert (
-        conv.option == Backpropagation()
-    )  # 0.2 of the time: XLA makes no function of it by itself
+    assert conv.option == Backpropagation()
 
 
 def test_what_cannot_be_solved_in_parallel_is_left_to_jax():

@@ -36,7 +36,7 @@ def inputs_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     What is first is computed for as many steps at once as fit into the cache.
     """
     opened, given = loop, operands
-    if any(called(each) or each.primitive.name in CUTS for each in loop.program.eqns):
+    if any(called(each) is not None or each.primitive.name in CUTS for each in loop.program.eqns):
         opened, given = loop.retraced(operands, partial(_opened_up, loop))
     program, constants = opened.program, dict.fromkeys(opened.program.constvars)
     fixed, found = _found(opened)

@@ -50,7 +50,7 @@ class _Solve(NamedTuple):
         length: the number of steps, at least 1.
         reverse: whether the first step takes the last entry of the inputs.
         text: of the kernel, and how it is started.
-        expected: the iterations, with the one that tells that a window is solved.
+        expected: the iterations that the chain is expected to take.
     """
 
     step: FusedStep
