@@ -150,7 +150,7 @@ def lengthened(chain: TracedChain) -> TracedChain:
         x, alive = inputs
         # An added step repeats the first one, which is known to be defined. Its result is replaced
         # by a state that depends on no other.
-        start = jax.tree.unflatten(step.state_tree, initial)
+        start = jax.tree.unflatten(step.state_tree, lax.stop_gradient(initial))
         assert chain.function is not None
         after, outputs = chain.function(_select(alive, state, start), x)
         after = jax.tree.map(lambda a, z: jnp.asarray(a, z.dtype), after, state)

@@ -20,6 +20,10 @@ from depth.jaxprs import inside
 class Backpropagation:
     """An `AdjointSolver` that needs no Jacobian blocks: `deeppcr.lower.loop` of linear steps."""
 
+    def of_part(self, chain: TracedChain) -> "Backpropagation":
+        """See `AdjointSolver`."""
+        return self
+
     def chunk(self, chain: TracedChain) -> int:
         """See `AdjointSolver`: on a CPU the steps whose values fit into the cache, else all.
 

@@ -35,7 +35,14 @@ from deeppcr.linear import (
     solver_on,
     working_dtype,
 )
-from deeppcr.linearize import Linearization, choose_linearization, find_linearization
+from deeppcr.linearize import (
+    Dense,
+    Diagonal,
+    Linearization,
+    Zero,
+    choose_linearization,
+    find_linearization,
+)
 from deeppcr.loops import unless
 from deeppcr.lower import even_chunk, steps_in_cache
 from deeppcr.newton.convergence import ROUNDING, Criterion
@@ -128,13 +135,15 @@ class Adjoint:
             criterion,
             self.max_iterations,
             choice.window,
+            # Linearisations of the user's are of the whole state.
+            self if isinstance(self.linearize, str | Dense | Diagonal | Zero) else None,
         )
 
 
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["linearization"],
-    meta_fields=["solver", "is_exact", "criterion", "budget", "window"],
+    meta_fields=["solver", "is_exact", "criterion", "budget", "window", "option"],
 )
 @dataclasses.dataclass(frozen=True)
 class JacobianAdjoint:
@@ -146,6 +155,11 @@ class JacobianAdjoint:
     criterion: Criterion
     budget: int
     window: int
+    option: Adjoint | None
+
+    def of_part(self, chain: TracedChain) -> "JacobianAdjoint | None":
+        """See `AdjointSolver`."""
+        return self.option and self.option.bind(chain)
 
     def chunk(self, chain: TracedChain) -> int:
         """See `AdjointSolver`: the steps that fit into memory, or into the cache."""

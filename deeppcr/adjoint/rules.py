@@ -40,8 +40,9 @@ from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.part import leaves_pulled, part
 from deeppcr.chain.step import Step
-from deeppcr.linear.linear_map import LinearMap, solved
+from deeppcr.linear.linear_map import LinearMap, Part, solved
 from deeppcr.lower import each, scan_in_chunks
 from deeppcr.newton import Newton
 from deeppcr.sequential import Sequential, run_loop
@@ -58,6 +59,9 @@ class AdjointSolver(Protocol):
 
     ``A_l = df/dz(z_{l-1})`` at known states ``z_0 .. z_{L-1}``. A pytree.
     """
+
+    def of_part(self, chain: TracedChain) -> "AdjointSolver | None":
+        """The same for some leaves of the state; None if it is bound to all of them."""
 
     def chunk(self, chain: TracedChain) -> int:
         """The number of steps to solve at once; the chunks follow one another."""
@@ -144,19 +148,19 @@ def pushes(
     solve: Callable[[TracedChain], Run],
     chain: TracedChain,
     tangents: TracedChain,
-) -> tuple[Mapping[str, Callable[[Tangents], Pushed]], Tangents]:
+) -> tuple[Mapping[str, Callable[[Tangents], Pushed]], Tangents, list[bool]]:
     """A function per platform that runs a chain with its tangents, and the tangents to pass to it.
 
     It returns the run, and the tangents of its states, of its outputs, and of its last state, if
     the run has that. ``solve`` runs the chain, unless ``Autodiff`` does, with its step or with one
-    of the same values.
+    of the same values. Last, which leaves of the state, and which outputs, have a tangent at all.
     """
     z, x, c = map(moving, _parts(chain), _parts(tangents))
     moves = _Moves(z[0], x[0], c[0])
     found = {
         name: partial(_push, adjoint, solve, chain, moves) for name, adjoint in adjoints.items()
     }
-    return found, (z[1], x[1], c[1])
+    return found, (z[1], x[1], c[1]), moves.results(chain.step)
 
 
 def _parts(chain: TracedChain) -> tuple[Leaves, Leaves, Leaves]:
@@ -170,13 +174,23 @@ class _Moves(NamedTuple):
     inputs: Sequence[bool]
     captured: Sequence[bool]
 
-    def reach_states(self, step: Step) -> bool:
-        """Whether any state of a chain of this step depends on these leaves."""
-        program = step.evaluated
-        variables = [*program.invars[step.states :], *program.constvars]
-        moved = moved_by(program, partition(variables, (*self.inputs, *self.captured)))
-        next_state = [z for z in program.outvars[: step.states] if not is_literal(z)]
-        return any(self.initial) or not moved.isdisjoint(next_state)
+    def results(self, step: Step) -> list[bool]:
+        """Which leaves of the states, and which outputs, depend on these leaves."""
+        program, moves = step.jaxpr, list(self.initial)
+        variables = [*program.invars, *program.constvars]
+        while True:
+            moved = moved_by(program, partition(variables, [*moves, *self.inputs, *self.captured]))
+            found = [not is_literal(y) and y in moved for y in program.outvars]
+            more = [a or b for a, b in zip(moves, found, strict=False)]
+            if more == moves:
+                return [*moves, *found[step.states :]]
+            moves = more
+
+    def of_part(self, kept: Sequence[bool], more: int) -> Self:
+        """Those of some leaves of the state, the others being ``more`` inputs."""
+        return self._replace(
+            initial=partition(self.initial, kept), inputs=[*self.inputs, *[False] * more]
+        )
 
     def of(self, chain: TracedChain) -> Tangents:
         """``(z_0, x, c)``, the differentiated leaves of a chain."""
@@ -206,30 +220,80 @@ def _push(
     step, own = differentiated(chain.step)
     run = solve(dataclasses.replace(chain, step=own))
     chain = dataclasses.replace(chain, step=step)
-    states = chain.before(chain.initial, run.trajectory)
-
-    def outputs(x: Leaves, c: Leaves, z: Leaves, after: Leaves) -> Leaves:
-        return moves.put(chain, x, c).outputs(z, after)
-
+    states, after = chain.before(chain.initial, run.trajectory), run.trajectory
     dz, dx, dc = tangents
     _, x, c = moves.of(chain)
-    if not moves.reach_states(step):  # but outputs, as the weights of a readout do
-        f = partial(outputs, z=states, after=run.trajectory)
-        none = [list(map(jnp.zeros_like, leaves)) for leaves in (run.trajectory, run.last)]
-        return run, none[0], jax.jvp(f, (x, c), (dx, dc))[1], none[1]
-    t = solved(*_linear_system(chain, states, moves, tangents, adjoint))
-    starts = chain.before(moves.enter(chain.initial, dz), t)
-    by_outputs = jax.jvp(outputs, (x, c, states, run.trajectory), (dx, dc, starts, t))[1]
+    reached = moves.results(step)[: step.states]
+    all_outputs = [True] * len(run.outputs)
+    equations = _Equations(moves, chain, states, adjoint)
+    kept = equations.of_part(reached, all_outputs)
+    if kept is None:
+        kept, reached = equations, [any(reached)] * step.states
+
+    def outputs(x: Leaves, c: Leaves, z: Leaves, moved: Leaves) -> Leaves:
+        here = combine(states, reached, z), combine(after, reached, moved)
+        return moves.put(chain, x, c).outputs(*here)
+
+    # Outputs may move where no state does, as by the weights of a readout.
+    t = solved(*kept.linear_map(), kept.zeros_and(tangents)) if any(reached) else []
+    starts = kept.chain.before(kept.moves.enter(kept.chain.initial, dz), t) if t else []
+    primals = x, c, partition(states, reached), partition(after, reached)
+    by_outputs = jax.jvp(outputs, primals, (dx, dc, starts, t))[1]
+    t = combine([jnp.zeros_like(z) for z in after], reached, t)
     return run, t, by_outputs, list(map(last_of, t)) if run.last else []
 
 
-def _linear_system(
-    chain: TracedChain, states: Leaves, moves: _Moves, tangents: Tangents, adjoint: AdjointSolver
-) -> tuple[LinearMap, Leaves, tuple[Leaves, Tangents]]:
-    """The linear system above of the tangents ``t_1 .. t_L``, for `solved`."""
-    known, tree = jax.tree.flatten((chain, states, adjoint))
-    functions = (partial(f, moves, tree) for f in (_solve, _solve_transposed, _product))
-    return LinearMap(*functions), known, ([jnp.zeros_like(z) for z in states], tangents)
+class _Equations(NamedTuple):
+    """The tangent equations of a chain.
+
+    Attributes:
+        moves: what is differentiated.
+        chain: with its arrays.
+        states: ``z_0 .. z_{L-1}``.
+        adjoint: solves them.
+    """
+
+    moves: _Moves
+    chain: TracedChain
+    states: Leaves
+    adjoint: AdjointSolver
+
+    def of_part(self, kept: Sequence[bool], outputs: Sequence[bool]) -> Self | None:
+        """Those of some leaves of the state; None for all, and if the adjoint needs all."""
+        if all(kept) or not any(kept):
+            return None
+        chain = part(self.chain, kept, outputs, self.states)
+        adjoint = self.adjoint.of_part(chain)
+        if adjoint is None:
+            return None
+        more = len(chain.inputs) - len(self.chain.inputs)
+        moves, states = self.moves.of_part(kept, more), partition(self.states, kept)
+        return self._replace(moves=moves, chain=chain, states=states, adjoint=adjoint)
+
+    def zeros_and(self, v: Tangents) -> tuple[Leaves, Tangents]:
+        """The right-hand side of the system at the top of this file."""
+        return [jnp.zeros_like(z) for z in self.states], v
+
+    def linear_map(self) -> tuple[LinearMap, Leaves]:
+        """Its solution, and the arrays that it depends on."""
+        known, tree = jax.tree.flatten((self.chain, self.states, self.adjoint))
+        functions = (
+            partial(f, self.moves, tree) for f in (_solve, _solve_transposed, _product, _part)
+        )
+        return LinearMap(*functions), known
+
+
+def _part(moves: _Moves, tree: Any, given: Sequence[bool]) -> Part | None:
+    """The system of the states that cotangents of the ``given`` leaves reach."""
+    equations = _Equations(moves, *jax.tree.unflatten(tree, range(tree.num_leaves)))
+    step = equations.chain.step
+    kept = leaves_pulled(step, given)
+    found = equations.of_part(kept, [False] * (len(step.jaxpr.outvars) - step.states))
+    if found is None:
+        return None
+    map_, known = found.linear_map()
+    of_arrays = ([True] * sum(moving) for moving in (moves.inputs, moves.captured))
+    return Part(map_, known, kept, [partition(kept, moves.initial), *of_arrays])
 
 
 class _System(NamedTuple):

@@ -14,19 +14,41 @@ system, its transpose and both solutions at once, whatever of them is used.
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import compress
-from typing import Any
+from itertools import chain, compress
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
+from jax.interpreters import partial_eval as pe
 
 from deeppcr.arrays.avals import like
-from deeppcr.arrays.partition import combine
+from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.programs.calls import Call
 
 Function = Callable[[Leaves, Any], Any]  # of ``known`` arrays and a pytree; it closes over none
+
+
+class Part(NamedTuple):
+    """The linear map of some of the unknowns, which depend on no others.
+
+    Attributes:
+        map: of these.
+        known: the indices of the arrays that it depends on.
+        y: which leaves of ``y``, and of ``b``, are left.
+        v: which leaves of ``v`` are left, for each of its lists of leaves.
+    """
+
+    map: "LinearMap"
+    known: Sequence[int]
+    y: Sequence[bool]
+    v: Sequence[Sequence[bool]]
+
+    @property
+    def operands(self) -> list[bool]:
+        """Which leaves of ``(b, v)`` are left."""
+        return [*self.y, *chain.from_iterable(self.v)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,12 +59,15 @@ class LinearMap:
         apply: ``(known, (b, v)) -> y``, the solution of ``y = A y + D v + b``; ``b`` is like ``y``.
         transpose: ``(known, g) -> (lam, D^T lam)``.
         product: ``(known, (y, v)) -> A y + D v``.
+        part: the map of what the cotangents of some leaves of ``y`` reach; None if that is all of
+            it. Other cotangents are zero: an array of zeros may meet an infinite derivative.
         precision: jax's default for products, wherever these functions are traced.
     """
 
     apply: Function
     transpose: Function
     product: Function
+    part: Callable[[Sequence[bool]], Part | None] = lambda _: None
     precision: Any = dataclasses.field(
         default_factory=lambda: jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     )
@@ -53,8 +78,14 @@ class LinearMap:
         def each(f: Function) -> Function:
             return lambda known, x: jax.vmap(f, (list(axes), 0), **names)(known, x)
 
+        def part(given: Sequence[bool]) -> Part | None:
+            found = self.part(given)
+            return found and found._replace(
+                map=found.map.mapped([axes[i] for i in found.known], **names)
+            )
+
         functions = {name: each(getattr(self, name)) for name in ("apply", "transpose", "product")}
-        return dataclasses.replace(self, **functions)
+        return dataclasses.replace(self, part=part, **functions)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -69,6 +100,10 @@ class _Role:
 
     def __repr__(self) -> str:
         return "transposed" if self.is_transposed else "direct"
+
+    def part(self, read: Sequence[bool]) -> Part | None:
+        """See `LinearMap`; ``read``: the results of an equation, of which there may be all."""
+        return None if self.is_transposed or all(read) else self.map.part(read)
 
     def changes(self, along: Callable[..., Any], x: Any, y: Any) -> tuple[Any, Any]:
         """What derivatives in ``known`` add to the operand, and to the result.
@@ -88,13 +123,19 @@ class _Role:
 def solved(map_: LinearMap, known: Leaves, x: Any, is_transposed: bool = False) -> Any:
     """``map_.apply(known, x)``, or its transpose, differentiable in both."""
     x = like(x, known, x)  # as the loop of a solution makes them vary
+    params = _traced(map_, known, x, is_transposed)
+    leaves = linear_map_p.bind(*known, *jax.tree.leaves(x), **params)
+    return jax.tree.unflatten(params["role"].y, leaves)
+
+
+def _traced(map_: LinearMap, known: Leaves, x: Any, is_transposed: bool = False) -> dict[str, Any]:
+    """The parameters of an equation."""
     f = map_.transpose if is_transposed else map_.apply
     # Of a new function each time, so that jax caches nothing for it.
     with jax.default_matmul_precision(map_.precision):
         closed, y = jax.make_jaxpr(partial(f), return_shape=True)(known, x)
     role = _Role(map_, is_transposed, len(known), *map(jax.tree.structure, (x, y)))
-    leaves = linear_map_p.bind(*known, *jax.tree.leaves(x), call_jaxpr=closed, role=role)
-    return jax.tree.unflatten(role.y, leaves)
+    return {"call_jaxpr": closed, "role": role}
 
 
 class _Primitive(Call):
@@ -121,10 +162,17 @@ class _Primitive(Call):
 
     def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
         role: _Role = params["role"]
-        g = jax.tree.unflatten(role.y, list(map(ad.instantiate_zeros, cotangents)))
-        found = solved(role.map, list(operands[: role.known]), g, not role.is_transposed)
+        known, g = list(operands[: role.known]), list(map(ad.instantiate_zeros, cotangents))
+        part = role.part([not isinstance(cotangent, ad.Zero) for cotangent in cotangents])
+        if part:
+            reached, left = [known[i] for i in part.known], part.operands
+            found = solved(part.map, reached, partition(g, part.y), is_transposed=True)
+            pulled = combine([None] * len(left), left, jax.tree.leaves(found))
+        else:
+            tree = jax.tree.unflatten(role.y, g)
+            pulled = jax.tree.leaves(solved(role.map, known, tree, not role.is_transposed))
         moves = map(ad.is_undefined_primal, operands[role.known :])
-        pairs = zip(jax.tree.leaves(found), moves, strict=True)
+        pairs = zip(pulled, moves, strict=True)
         return [None] * role.known + [x if moving else None for x, moving in pairs]
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
@@ -137,4 +185,27 @@ class _Primitive(Call):
         return leaves, [0] * len(leaves)
 
 
+def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
+    """The equation without the results that nobody reads, as in the body of a loop."""
+    equation = given[-1]  # since jax 0.12 after others
+    role: _Role = equation.params["role"]
+    count = role.known
+    if not any(used):
+        return [False] * len(equation.invars), None
+    part = role.part(used)
+    if part is None:
+        return [True] * len(equation.invars), equation
+    b, v = jax.tree.unflatten(role.x, equation.invars[count:])
+    known = [equation.invars[i] for i in part.known]
+    x = partition(b, part.y), tuple(map(partition, v, part.v))
+    params = _traced(part.map, *jax.tree.map(lambda atom: atom.aval, (known, x)))
+    part_of = equation.replace(
+        invars=[*known, *jax.tree.leaves(x)],
+        outvars=partition(equation.outvars, part.y),
+        params=params,
+    )
+    return [*(i in part.known for i in range(count)), *part.operands], part_of
+
+
 linear_map_p = _Primitive("linear_map")
+pe.dce_rules[linear_map_p] = _without_unused

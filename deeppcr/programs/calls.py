@@ -55,13 +55,13 @@ class Call(Primitive):
 
     def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
         moves = list(map(ad.is_undefined_primal, operands))
+        given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
 
         def run(*moving: Any) -> list[Any]:
-            return self.run(*combine(operands, moves, moving), **params)
+            return list(compress(self.run(*combine(operands, moves, moving), **params), given))
 
         avals = [x.aval for x in compress(operands, moves)]
-        transposed = jax.linear_transpose(run, *avals)
-        found = iter(transposed(list(map(ad.instantiate_zeros, cotangents))))
+        found = iter(jax.linear_transpose(run, *avals)(list(compress(cotangents, given))))
         return [next(found) if moving else None for moving in moves]
 
     def _map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:

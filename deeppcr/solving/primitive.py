@@ -22,11 +22,15 @@ from jax.interpreters import partial_eval as pe
 from deeppcr.adjoint import pushes
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.arrays.avals import like
+from deeppcr.arrays.partition import partition
+from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once, program_key
 from deeppcr.chain.examples import differing
+from deeppcr.chain.part import leaves_read
 from deeppcr.chain.signature import Signed
 from deeppcr.lower import by_platform, is_eager, platforms
+from deeppcr.newton import Newton
 from deeppcr.programs.calls import Call, communicates, without_unused
 from deeppcr.solution import Run
 from deeppcr.solving.problem import Problem, converted_structure, solution_of, step_of
@@ -44,7 +48,7 @@ def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
         run: Run = solve(dataclasses.replace(problem, chain=chain))
         return run
 
-    found, moved = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
+    found, moved, _ = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
     run, *pushed = by_platform(found)(moved)
     return run, run.with_tangents(*pushed)
 
@@ -152,10 +156,54 @@ def _without_unused(used: Sequence[bool], *given: Any) -> tuple[list[bool], Any]
         return [False] * len(equation.invars), None
     if all(used) or "uses" in params:
         return all_operands, equation
+    reads, equation, used = _of_states_read(equation, used)
+    params = equation.params
     uses = _Uses(tuple(used), params["call_jaxpr"])
     program = without_unused(uses.whole, used, instantiate=True)[0]
     params = {**params, "call_jaxpr": program, "uses": uses}
-    return all_operands, equation.replace(outvars=uses.of(equation.outvars), params=params)
+    return reads, equation.replace(outvars=uses.of(equation.outvars), params=params)
+
+
+def _of_states_read(equation: Any, used: Sequence[bool]) -> tuple[list[bool], Any, Sequence[bool]]:
+    """The equation of the leaves of the state that results which are used depend on.
+
+    Others might not converge. Statistics are those of these leaves. Also which operands it has, and
+    which of its results are used.
+    """
+    structures, count = equation.params["structures"], len(equation.invars)
+    problem: Problem = jax.tree.unflatten(structures.problem, range(count))
+    unchanged = [True] * count, equation, used
+    run: Run = jax.tree.unflatten(structures.run, range(len(used)))
+    iterates = any(isinstance(each, Newton) for each in problem.methods().values())
+    if not iterates or problem.chain.axis != LOCAL:
+        return unchanged
+    states = [used[i] for i in run.trajectory]
+    states = [a or used[i] for a, i in zip(states, run.last, strict=True)]
+    outputs = [used[i] for i in run.outputs]
+    states = leaves_read(problem.chain.step, states, outputs)
+    if all(states) or not any(states) or jax.sharding.get_abstract_mesh().manual_axes:
+        return unchanged
+    part = problem.part(states, outputs)
+    if part is None:
+        return unchanged
+    operands, tree = jax.tree.flatten(part)
+    avals = jax.tree.unflatten(tree, [equation.invars[i].aval for i in operands])
+    program, shapes = jax.make_jaxpr(partial(solve), return_shape=True)(avals)
+    kept = dataclasses.replace(
+        run,
+        trajectory=partition(run.trajectory, states),
+        outputs=partition(run.outputs, outputs),
+        last=partition(run.last, states),
+    )
+    results = jax.tree.leaves(kept)
+    params = {"call_jaxpr": program, "structures": _Structures(tree, jax.tree.structure(shapes))}
+    equation = equation.replace(
+        invars=[equation.invars[i] for i in operands],
+        outvars=[equation.outvars[i] for i in results],
+        params=params,
+    )
+    reads = set(operands)
+    return [i in reads for i in range(count)], equation, [used[i] for i in results]
 
 
 def _arrays(operands: Sequence[Any]) -> list[Any]:
@@ -188,15 +236,16 @@ def _push(
         run: Run = jax.tree.unflatten(tree, leaves)
         return run
 
-    found, moved = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
+    found, moved, reached = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
     run, t, by_outputs, last = by_platform(found)(moved)
     results = jax.tree.leaves(run)
-    rest = [None] * (len(results) - len(t) - len(by_outputs) - len(last))  # of statistics
+    statistics = [None] * (len(results) - len(t) - len(by_outputs) - len(last))
+    pushed = [*t, *by_outputs, *statistics, *last]
+    has_tangent = [*reached, *[False] * len(statistics), *reached[: len(last)]]
+    # A zero that is an array would make NaN of an infinite derivative.
     tangents_out = [
-        ad.Zero(jax.typeof(y).to_tangent_aval())
-        if dy is None or dy.dtype == jax.dtypes.float0
-        else dy
-        for y, dy in zip(results, [*t, *by_outputs, *rest, *last], strict=True)
+        dy if moves and dy.dtype != jax.dtypes.float0 else ad.Zero(jax.typeof(y).to_tangent_aval())
+        for y, dy, moves in zip(results, pushed, has_tangent, strict=True)
     ]
     return (uses.of(results), uses.of(tangents_out)) if uses else (results, tangents_out)
 

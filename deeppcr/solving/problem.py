@@ -5,18 +5,20 @@ It contains all arrays, so that `jax.vmap` can map it: "auto" is resolved for al
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.adjoint import Adjoint, AdjointSolver, Autodiff, resolve_adjoint
+from deeppcr.arrays.partition import partition
 from deeppcr.arrays.state import Leaves
 from deeppcr.axis import ChainSharding
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.examples import OF_RUN, Axes, at_front, chain_of_examples
+from deeppcr.chain.part import part, step_part
 from deeppcr.chain.step import Step
 from deeppcr.choose import (
     AdjointOption,
@@ -153,6 +155,29 @@ class Problem:
             is_shared = all(axis is None for axis in axes[len(axes) - count :])
             return is_shared and used.of_input is None
         return isinstance(used, Dense | Diagonal | BlockDiagonal | Zero)
+
+    def part(self, states: Sequence[bool], outputs: Sequence[bool]) -> Self | None:
+        """The problem of some leaves of the state, which read no others, and of some outputs.
+
+        Its arrays may be any objects. None if an option is for the whole state.
+        """
+        if {"linearize", "linearize_adjoint"} & self.arrays.keys():
+            return None
+        arrays, in_float32, examples = dict(self.arrays), self.in_float32, self.examples
+        if "initial_guess" in arrays:
+            arrays["initial_guess"] = partition(arrays["initial_guess"], states)
+        if in_float32 is not None:
+            step = step_part(in_float32.step, states, outputs)
+            in_float32 = dataclasses.replace(in_float32, step=step)
+        if examples is not None:
+            one = jax.tree.unflatten(examples.problem, range(len(examples.axes)))
+            indices, structure = jax.tree.flatten(one.part(states, outputs))
+            axes = tuple(examples.axes[i] for i in indices)
+            examples = examples._replace(problem=structure, axes=axes)
+        chain = part(self.chain, states, outputs, [])
+        return dataclasses.replace(
+            self, chain=chain, in_float32=in_float32, arrays=arrays, examples=examples
+        )
 
     # -- resolving "auto" --------------------------------------------------------------------------
 

@@ -1,0 +1,182 @@
+"""A chain of some leaves of the state: those that the results that are read depend on.
+
+`jax.lax.scan` removes the entries of a carry from which nothing that is read is reached. A
+derivative must not keep them with zeros either: zero times an infinite derivative is NaN.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+
+from deeppcr.arrays.partition import combine, floating, partition
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step, extended
+from deeppcr.programs.calls import without_unused
+from depth.dependence import dependence
+from depth.jaxprs import (
+    Program,
+    bind,
+    called,
+    inside,
+    is_literal,
+    live_equations,
+    without_constants,
+)
+from depth.primitives import primitive
+
+# Their derivative is zero.
+FLAT = frozenset({"ceil", "floor", "nextafter", "round", "sign", "stop_gradient"})
+
+Mask = Sequence[bool]  # of the leaves of the state, or of the outputs
+
+_PARTS: WeakKeyDictionary[Step, dict[Any, Step]] = WeakKeyDictionary()
+
+
+def leaves_read(step: Step, states: Mask, outputs: Mask) -> list[bool]:
+    """The leaves of the state that the values of these leaves and outputs depend on, and these."""
+
+    def sources(results: list[Any]) -> list[bool]:
+        program = step.jaxpr._replace(outvars=results)
+        inputs = [frozenset([i]) for i in range(len(program.invars))]
+        found = frozenset[int]().union(*dependence(program, inputs))
+        return [i in found for i in range(step.states)]
+
+    return _closed(step.jaxpr, states, outputs, sources)
+
+
+def leaves_pulled(step: Step, states: Mask) -> list[bool]:
+    """The leaves of the state that cotangents of these leaves reach, and these."""
+
+    def sources(results: list[Any]) -> list[bool]:
+        found = _pulled(step.evaluated, results)
+        return [z in found for z in step.evaluated.invars[: step.states]]
+
+    return _closed(step.evaluated, states, [], sources)
+
+
+def _closed(
+    program: Program, states: Mask, outputs: Mask, sources: Callable[[list[Any]], list[bool]]
+) -> list[bool]:
+    """``states``, and all leaves that ``sources`` finds, step after step."""
+    ends, kept = program.outvars, list(states)
+    beside = partition(ends[len(kept) :], outputs) if outputs else []
+    while True:
+        found = sources([*partition(ends[: len(kept)], kept), *beside])
+        more = [a or b for a, b in zip(kept, found, strict=True)]
+        if more == kept:
+            return kept
+        kept = more
+
+
+def _pulled(program: Any, results: Collection[Any]) -> set[Any]:
+    """The variables of a program that cotangents of these results reach."""
+    found = set(filter(_has_tangent, results))
+    for equation in reversed(program.eqns):
+        reached = [end in found for end in equation.outvars]
+        if any(reached) and equation.primitive.name not in FLAT:
+            operands = partition(equation.invars, _operands_pulled(equation, reached))
+            found.update(filter(_has_tangent, operands))
+    return found
+
+
+def _operands_pulled(equation: Any, reached: Sequence[bool]) -> list[bool]:
+    """The operands of an equation that cotangents of the results that are ``reached`` reach."""
+    inner = called(equation) if primitive(equation).kind == "call" else None
+    if inner is not None:
+        body = without_constants(inner)
+        within = _pulled(body, partition(body.outvars, reached))
+        return [x in within for x in body.invars]
+    moves = floating(equation.invars)
+    if not inside(equation):
+        return moves
+    # As jax differentiates it: a loop, a branch, a function with a derivative rule.
+    avals = [x.aval for x in equation.invars]
+
+    def tangents(t: Leaves, primals: Leaves) -> Leaves:
+        def results(*moving: Any) -> Leaves:
+            return partition(bind(equation, combine(primals, moves, moving)), reached)
+
+        found: Leaves = jax.jvp(results, partition(primals, moves), t)[1]
+        return found
+
+    closed, shapes = jax.make_jaxpr(tangents, return_shape=True)(partition(avals, moves), avals)
+    reads = iter(without_unused(closed, [True] * len(shapes))[1])
+    return [moving and next(reads) for moving in moves]
+
+
+def _has_tangent(atom: Any) -> bool:
+    return not is_literal(atom) and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+
+
+def part(chain: TracedChain, kept: Mask, outputs: Mask, states: Leaves) -> TracedChain:
+    """The chain of the leaves of the state that are ``kept``, and of some outputs.
+
+    Its arrays may be any objects.
+
+    Args:
+        states: all leaves of ``z_0 .. z_{L-1}``. Those not kept become further inputs, if kept
+            leaves or outputs depend on them.
+    """
+    step, layout = chain.step, chain.layout
+    others = [i for i, reads in enumerate(_others(step, kept, outputs)) if reads]
+    shapes, dtypes = (tuple(partition(x, kept)) for x in (layout.shapes, layout.dtypes))
+    return dataclasses.replace(
+        chain,
+        step=_part_of(step, tuple(kept), tuple(outputs), tuple(others)),
+        layout=dataclasses.replace(layout, shapes=shapes, dtypes=dtypes),
+        initial=partition(chain.initial, kept),
+        inputs=[*chain.inputs, *(states[i] for i in others)],
+        function=None,
+        adapt=None,
+    )
+
+
+def step_part(step: Step, kept: Mask, outputs: Mask) -> Step:
+    """The step of `part`, if none of these reads another leaf."""
+    return _part_of(step, tuple(kept), tuple(outputs), ())
+
+
+def _others(step: Step, kept: Mask, outputs: Mask) -> list[bool]:
+    """The leaves of the state that are not ``kept``, but read."""
+    states = step.jaxpr.invars[: step.states]
+    program = _cut(step.jaxpr, step, kept, outputs, list(range(step.states)))
+    atoms = [*(x for each in program.eqns for x in each.invars), *program.outvars]
+    read = {x for x in atoms if not is_literal(x)}
+    return [not keeps and z in read for keeps, z in zip(kept, states, strict=True)]
+
+
+def _part_of(
+    step: Step, kept: tuple[bool, ...], outputs: tuple[bool, ...], others: tuple[int, ...]
+) -> Step:
+    """See `part`; made once for a step, since what is known of a step is stored by step."""
+    parts, key = _PARTS.setdefault(step, {}), (kept, outputs, others)
+    if key not in parts:
+        program, derivative, example = step.program, step.derivative, step.example
+        found = dataclasses.replace(
+            step,
+            jaxpr=_cut(step.jaxpr, step, *key),
+            states=sum(kept),
+            state_tree=jax.tree.structure([0] * sum(kept)),
+            output_tree=jax.tree.structure([0] * sum(outputs)),
+            weak=tuple(partition(step.weak, [*kept, *outputs])),
+            program=program and _cut(program, step, *key),
+            derivative=derivative and _part_of(derivative, *key),
+            example=example and _part_of(example, *key),
+        )
+        parts[key] = extended(found, found.jaxpr, len(others)) if others else found
+    return parts[key]
+
+
+def _cut(program: Program, step: Step, kept: Mask, outputs: Mask, others: Sequence[int]) -> Program:
+    """The program of the leaves that are ``kept``; it takes ``others`` after all inputs."""
+    states, inputs = program.invars[: step.states], program.invars[step.states :]
+    program = program._replace(
+        invars=[*partition(states, kept), *inputs, *(states[i] for i in others)],
+        outvars=partition(program.outvars, [*kept, *outputs]),
+    )
+    return program._replace(eqns=live_equations(program))
