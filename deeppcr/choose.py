@@ -20,8 +20,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
+
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
+from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step
 from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.linear.named import FEW_PRODUCTS, FEW_STEPS, pcr_suits
@@ -47,6 +51,12 @@ FEW_LAYERS = 32
 # to one function: tanh, 4 units, 208, L = 96: 0.5 of the time; LSTM, 4 units, 424: 1.6 times. Of
 # few bytes in all, jax's takes less time than threads take to begin: GRU, 4 units, L = 32: 0.5.
 BY_ITSELF, SHORT_STEP, SHORT = 330, 850, 4e4  # jax 0.10.2
+
+# Bytes of the states of all steps from which on a CPU leaves the derivative to jax, if that keeps of
+# a step at most so many times its state. Entries of a buffer: 0; linear attention, 64 x 64: 0.1, 1.2
+# times the time; gated delta rule: 1.2, 1.3 times; layers of tanh: 2, 0.7; GRU: 9, 0.5 (jax 0.12.0).
+# Beyond the cache more is memory traffic: Mamba, 512 x 16: 2.3.
+KEPT = ((1 << 18, 1.5), (1 << 25, 3.0))
 
 # Measured on an H100 (jax 0.11.2), in seconds.
 CALL = 72e-6  # of x + 1
@@ -216,11 +226,15 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
                 return Choice(Autodiff(), {}, "on a CPU, for wide products")
             if is_left_to_xla(step.jaxpr):
                 return Choice(Autodiff(), {}, "XLA compiles the loop and its derivative by itself")
+            if reads_little(chain):
+                return Choice(Autodiff(), {}, "on a CPU, for large states that it need not keep")
             if is_small(chain):
                 return Choice(Autodiff(), {}, "on a CPU, for few bytes")
             if chain.length <= FEW_LAYERS and has_layers(chain):
                 return Choice(Autodiff(), {}, "on a CPU, for few layers: it compiles faster")
-        return Choice(Backpropagation(), {}, "on a CPU no parallel adjoint is faster")
+        return Choice(
+            Backpropagation(), {}, "on a CPU the fastest for most chains; deeppcr.tune measures"
+        )
     times = {"loop": BACKWARD * loop_seconds(chain), "blocks": solve_seconds(chain)}
     if times["blocks"] <= times["loop"]:
         return Choice(Adjoint(), times)
@@ -247,6 +261,33 @@ def is_small(chain: TracedChain) -> bool:
     moved = sum(map(nbytes, (*program.invars, *program.constvars, *results)))
     is_short = moved <= SHORT_STEP and chain.length * moved <= SHORT and not has_layers(chain)
     return (moved <= BY_ITSELF or is_short) and multiplies_little(program)
+
+
+def reads_little(chain: TracedChain) -> bool:
+    """Whether the states of all steps are large, and jax's derivative keeps little beside them."""
+    state = sum(map(nbytes, chain.step.jaxpr.invars[: chain.step.states]))
+    limits = [times for least, times in KEPT if chain.length * state >= least]
+    return bool(limits) and kept_by_jax(chain.step) <= limits[-1] * state
+
+
+def kept_by_jax(step: Step) -> int:
+    """The bytes that the derivative of one step keeps of it, besides its inputs."""
+    total = 0
+
+    def count(state: Leaves, inputs: Leaves, captured: Leaves) -> None:
+        nonlocal total
+        f = lambda *arrays: step.with_outputs(*arrays)  # noqa: E731
+        kept = jax.tree.leaves(jax.vjp(f, state, inputs, captured)[1])
+        known = set(map(id, (*inputs, *captured)))
+        once = {id(x): x for x in kept if id(x) not in known}
+        total = sum(x.size * x.dtype.itemsize for x in once.values())
+
+    program = step.jaxpr
+    ends = step.states, step.states + step.inputs
+    variables = [*program.invars, *program.constvars]
+    avals = [x.aval for x in variables]
+    jax.eval_shape(count, avals[: ends[0]], avals[ends[0] : ends[1]], avals[ends[1] :])
+    return total
 
 
 def has_layers(chain: TracedChain) -> bool:

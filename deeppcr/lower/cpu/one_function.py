@@ -42,7 +42,7 @@ _NAMES = """
     dynamic_update_slice eq erf erfc exp exp2 expand_dims expm1 floor gather ge gt integer_pow iota
     is_finite le log log1p logistic lt max min mul ne neg not or pad pow reduce_and reduce_max
     reduce_min reduce_or reduce_sum rem reshape rev round rsqrt scatter scatter-add select_n sign
-    sin sinh slice split sqrt square squeeze stack sub tan tanh tile transpose xor
+    sin sinh slice split sqrt square squeeze stack sub tan tanh tile transpose unstack xor
 """
 CONTAINED = frozenset(_NAMES.split())
 INDEXED = frozenset(("gather", "scatter", "scatter-add"))  # of one index, as in x.at[0].set(y)
