@@ -6,6 +6,7 @@ the state, as in a product of the state with weights. If it is the result of man
 lane computes it, and shares it. A single lane runs the step as it is.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -330,7 +331,8 @@ def _described(values: Iterable[Value]) -> tuple[dict[Any, int], dict[Any, int],
 
 def _type(numbers: Sequence[str]) -> str:
     """The type in C that holds numbers, as `spelled` writes them."""
-    if any(text.endswith(("f)", "INFINITE)", "NOT_A_NUMBER")) for text in numbers):
-        return "float"
-    is_integer = all(text.strip("(-)").isdigit() for text in numbers)
-    return "long long" if is_integer else "double"
+    is_float = [text.endswith(("f)", "INFINITE)", "NOT_A_NUMBER")) for text in numbers]
+    is_integer = [re.fullmatch(r"\([\d -]+(ull)?\)", text) for text in numbers]
+    if not any(is_integer):
+        return "float" if all(is_float) else "double"
+    return "unsigned long long" if any(text.endswith("ull)") for text in numbers) else "long long"
