@@ -132,7 +132,7 @@ def _narrowed(table: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
     """
     table = narrow(table, axes)
     if any(axis is not None and table.shape[axis] > 1 for axis in axes):
-        raise CannotFuse("an array with an entry for each example is shared by all of them")
+        raise CannotFuse("this array has a batch axis where none is allowed")
     return table
 
 

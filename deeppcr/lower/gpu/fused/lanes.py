@@ -16,7 +16,7 @@ import numpy as np
 
 from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code, Value, in_c
 
-# Operations in the time of which lanes share entries: those that wait for each other, and all.
+# Cost of an exchange between lanes, in operations: latency, instructions.
 SHARING = 8, 32
 WORTH = 2 * SHARING[1]  # instructions of all lanes from which on they share
 

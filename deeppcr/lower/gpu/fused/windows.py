@@ -41,7 +41,7 @@ EPS = float(np.finfo(np.float32).eps)
 
 @dataclasses.dataclass(frozen=True)
 class SolvedBelow:
-    """When the states of a window are those of the sequential program.
+    """Convergence criterion of a window.
 
     Attributes:
         iterations: the most in a window.
