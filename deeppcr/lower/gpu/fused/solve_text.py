@@ -69,7 +69,8 @@ struct linearised { $linearised };
 // Of a block: the maps of the threads up to each in its warp, and of the warps up to each.
 struct memory {
   struct map scan[THREADS], total[SIDE * WARPS * LANES];
-  float carry[SIDE][WIDTH], usual[2][SIDE][WIDTH], last[SIDE][WIDTH];
+  float carry[SIDE][WIDTH], last[SIDE][WIDTH];
+  float before[SIDE][WIDTH], usual[2][SIDE][WIDTH];  // sizes in the window before, and in trips
   float edge[THREADS / LANES][WIDTH], of_lanes[THREADS];
   struct evaluated of_evaluate[THREADS / LANES];
   struct linearised of_linearise[THREADS / LANES];
@@ -131,7 +132,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointe
   struct map mine;
   if (threadIdx.x < ABREAST) {
     $first
-    EACH_ROW(r) shared.carry[CHAIN][ROW(r)] = z[r], shared.usual[0][CHAIN][ROW(r)] = 0.0f;
+    EACH_ROW(r) {
+      shared.carry[CHAIN][ROW(r)] = z[r];
+      shared.before[CHAIN][ROW(r)] = USUAL(0, ROW(r)) = 0.0f;
+    }
   }
   BARRIER
   int iterations = 0, prefix = LENGTH;
@@ -223,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointe
       is_right = is_right || rests && stood >= 2 && residual <= $standing;
       // Residuals are relative to sizes before the last update: not if these were of a bad guess.
       if (WIDTH > 1 && is_right && residual > 0.0f) EACH_ENTRY(i) {
-        float size = 0.0f;
+        float size = shared.before[CHAIN][i];
         for (int r = 0; r < RANKS; r++)
           size = fmaxf(size, ENTRY(REMOTE(r)->total + (WARPS - 1) * LANES, size, i));
         is_right = is_right && USUAL(trip, i) <= 2.0f * size;
@@ -236,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointe
       // The state before each block, and the sizes that entries have anywhere in the window.
       if (threadIdx.x < ABREAST) {
         float sizes[ROWS];
-        EACH_ROW(r) z[r] = shared.carry[CHAIN][ROW(r)], sizes[r] = 0.0f;
+        EACH_ROW(r) z[r] = shared.carry[CHAIN][ROW(r)], sizes[r] = shared.before[CHAIN][ROW(r)];
         for (int rank = 0; rank < RANKS; rank++) {
           const struct map* maps = REMOTE(rank)->total + (CHAIN * WARPS + WARPS - 1) * LANES;
           if (rank < RANK) APPLY(maps, z)
@@ -285,6 +289,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointe
     if (threadIdx.x < ABREAST) {
       const struct memory* last = REMOTE(is_right ? RANKS - 1 : 0);
       EACH_ROW(r) shared.carry[CHAIN][ROW(r)] = last->last[CHAIN][ROW(r)];
+      if (is_right) EACH_ROW(r) {
+        float size = 0.0f;
+        for (int rank = 0; rank < RANKS; rank++) {
+          const struct map* maps = REMOTE(rank)->total + (CHAIN * WARPS + WARPS - 1) * LANES;
+          size = fmaxf(size, maps[lane].size[r]);
+        }
+        shared.before[CHAIN][ROW(r)] = size;
+      }
     }
     BARRIER
   }
