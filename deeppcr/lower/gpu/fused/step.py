@@ -166,7 +166,7 @@ class FusedStep:
         texts = [[f"{j} {k}" for k in range(size)] for j, size in enumerate(self._sizes)]
         code = self.code(self.lanes)
         tables = self.written(evaluate(self.program, self.tables(code, texts), code))
-        return Lanes(code, tables, self.states, self.lanes, MOST, "common")
+        return Lanes.of(code, tables, self.states, self.lanes, MOST, "common")
 
     @property
     def whole(self) -> Program:
