@@ -31,6 +31,12 @@ static float inexact(float y, float error) {
 }
 static float exp2_of(float x) { return inexact(exp2f(x), 0x1p-22f); }
 static float reciprocal(float x) { return inexact(1.0f / x, 0x1p-23f); }
+static int to_int(float x) {
+  return x >= 0x1p31f ? 0x7fffffff : x > -0x1p31f ? (int)x : x == x ? -0x7fffffff - 1 : 0;
+}
+static unsigned to_unsigned(float x) { return x >= 0x1p32f ? ~0u : x > 0.0f ? (unsigned)x : 0; }
+static float larger(float x, float y) { return x > y || x == y && !signbit(x) ? x : y; }
+static float smaller(float x, float y) { return x < y || x == y && signbit(x) ? x : y; }
 static long long nothing(void) { return 0; }
 union half { _Float16 x; unsigned short bits; };
 static unsigned short to_float16(float x) { union half both = {x}; return both.bits; }
@@ -89,7 +95,9 @@ void launch(int groups, int count, int block, void** pointers) {{
   }}
 }}
 """
-GCC = "gcc", "-O0", "-w", "-fPIC", "-shared"
+# What C leaves undefined, and processors define each in its own way, is said on the standard error.
+UNDEFINED = "signed-integer-overflow,shift,integer-divide-by-zero,float-cast-overflow"
+GCC = "gcc", "-O0", "-w", "-fPIC", "-shared", f"-fsanitize={UNDEFINED}"
 
 
 @cache

@@ -155,6 +155,76 @@ def test_what_does_not_converge_is_computed_step_by_step(name, monkeypatch):
     np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(theirs))
 
 
+@pytest.mark.parametrize("size", [1e3, 1e9])
+@pytest.mark.parametrize("growth", [1.2, 2.0])
+def test_sizes_are_not_those_of_guesses_that_were_far_off(size, growth):
+    """Linearised at the start, the second entry grows beyond all bounds; the first is large."""
+    size, growth = np.float32(size), np.float32(growth)
+
+    def logistic_growth(z, x):
+        after = growth * z[1] / (1 + (growth - 1) * z[1])
+        return jnp.stack([np.float32(0.9) * z[0] + np.float32(0.1) * size, after + x[0]])
+
+    case = logistic_growth, np.array([size, 1e-3], np.float32), np.zeros((L, 1), np.float32)
+    (found,), _, reached, _ = solved(case, L)
+    np.testing.assert_allclose(found, expected(*case)[0], rtol=5e-6)
+    assert reached == L
+
+
+def test_integers_have_no_derivative_but_their_own_values():
+    """Of a step: they are not taken for 0, as tangents are."""
+
+    def step(z, x):
+        k = jnp.abs(lax.floor(4 * x).astype(np.int32) + z.astype(np.int32))
+        k = jnp.maximum(k, 0) + jnp.clip(k, 0, 9) - lax.div(0 * k, k + 1)
+        return jnp.tanh(z + x) * k.astype(np.float32) / 10
+
+    case = step, numbers(2), inputs(2)
+    (found,), iterations, reached, _ = solved(case, L)
+    np.testing.assert_allclose(found, expected(*case)[0], atol=1e-5)
+    assert (reached == L).all()
+    assert (iterations <= 6).all()
+
+
+def at(*steps, width=1):
+    """Inputs that are 0 but at these steps."""
+    x = np.zeros((L, width), np.float32)
+    for step, value in steps:
+        x[step, 0] = value
+    return x
+
+
+HALF, INF = np.float32(0.5), np.float32(np.inf)
+BEYOND = {
+    "from a step on": (lambda z, x: HALF * z + 1 + x, [0], at((70, -INF))),
+    "from the start": (lambda z, x: HALF * z + 1 + x, [INF], at()),
+    "of either sign": (lambda z, x: x - z, [0], at((3, INF))),
+    "and back": (lambda z, x: jnp.tanh(z) + x, [0], at((50, INF), (51, -INF), (90, INF))),
+    "by overflow": (lambda z, x: jnp.where(x > 0, x, 4 * z), [1], at((100, 1.0))),
+    "of one entry": (
+        lambda z, x: jnp.stack([HALF * z[0] + z[1], jnp.where(x[0] > 0, -INF, HALF * z[1])]),
+        [0, 1],
+        at((50, 1.0)),
+    ),
+    "no number, of one entry": (
+        lambda z, x: jnp.stack([HALF * z[0] + 1, jnp.sin(z[1]) + x[0]]),
+        [0, 0],
+        at((50, np.nan)),
+    ),
+    "beside the others": (lambda z, x: jnp.stack([jnp.tanh(z[0] + HALF), 3 * z[1] + 1]), [0, 1], at()),
+    "of a slope": (lambda z, x: jnp.sqrt(jnp.abs(z)) * (1 - x), [1], at((20, 1.0))),
+    "of lanes": (lambda z, x: HALF * z + x @ np.ones((5, 5), np.float32), [0] * 5, at((70, INF), width=5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_numbers_that_are_not_finite_never_count_as_converged(name):
+    step, start, xs = BEYOND[name]
+    case = step, np.array(start, np.float32), xs
+    (found,) = solved(case, L)[0]
+    np.testing.assert_allclose(found, expected(*case)[0], rtol=1e-5)
+
+
 def test_what_is_refused():
     with pytest.raises(CannotFuse, match="17 entries, of at most 16"):
         solved((lambda z, x: jnp.cumsum(z), numbers(17), inputs(1)), L)

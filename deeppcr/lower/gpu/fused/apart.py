@@ -1,4 +1,4 @@
-"""A step without what does not depend on the state: that is computed before the kernel.
+"""Hoist the part of a step that does not depend on the state: it is computed before the kernel.
 
 For all steps at once, the products of a recurrent cell with its inputs are one large product. And
 where only they combine entries, each entry of the state is a chain of its own.

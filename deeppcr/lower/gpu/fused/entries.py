@@ -103,6 +103,12 @@ def _results(
     if name == "iota" and (rule := primitive(equation).numpy):
         counts = rule(equation, [])[0].astype(equation.outvars[0].aval.dtype)
         return [constant(counts, batches)]
+    if name == "integer_pow":
+        power = partial(_power, apply, equation.outvars[0].aval.dtype, equation.params["y"])
+        return [_elementwise(equation.outvars[0], operands, power)]
+    if name == "clamp":
+        clamp = partial(_clamp, apply, equation.outvars[0].aval.dtype)
+        return [_elementwise(equation.outvars[0], operands, clamp)]
     if kind == "elementwise":
         return [_elementwise(equation.outvars[0], operands, partial(apply, _operation(equation)))]
     raise CannotFuse(f"{name} has no counterpart in a kernel")
@@ -126,7 +132,7 @@ def _narrowed(table: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
     """
     table = narrow(table, axes)
     if any(axis is not None and table.shape[axis] > 1 for axis in axes):
-        raise CannotFuse("an array with an entry for each example is shared by all of them")
+        raise CannotFuse("this array has a batch axis where none is allowed")
     return table
 
 
@@ -183,8 +189,26 @@ def _elementwise(
 def _operation(equation: Any) -> Operation:
     """The operation of an elementwise equation."""
     count, operand = len(equation.invars), equation.invars[-1].aval.dtype
-    result, power = equation.outvars[0].aval.dtype, equation.params.get("y", 1)
-    return operation(equation.primitive.name, operand, result, count, power)
+    return operation(equation.primitive.name, operand, equation.outvars[0].aval.dtype, count)
+
+
+def _power(apply: Code, dtype: Any, power: int, entries: Sequence[Any]) -> Any:
+    """An integer power of an entry as products, each of which is rounded."""
+    multiply, divide = (operation(name, dtype, dtype) for name in ("mul", "div"))
+    factors, (x,) = [], entries
+    for k, bit in enumerate(reversed(f"{abs(power):b}")):
+        x = apply(multiply, [x, x]) if k else x
+        factors += [x] if bit == "1" else []
+    one = np.ones((), dtype)[()]
+    found = reduce(lambda x, y: apply(multiply, [x, y]), factors) if factors else one
+    return apply(divide, [one, found]) if power < 0 else found
+
+
+def _clamp(apply: Code, dtype: Any, entries: Sequence[Any]) -> Any:
+    """An entry between two others; the upper one, if that is below the lower one."""
+    least, x, most = entries
+    above = apply(operation("max", dtype, dtype), [x, least])
+    return apply(operation("min", dtype, dtype), [above, most])
 
 
 def _between_two(name: str, dtype: Any) -> Operation:
@@ -241,8 +265,11 @@ def _accumulated(equation: Any, operand: Entries, call: Callable[[Sequence[Any]]
 
 def _product(equation: Any, operands: list[Entries], apply: Code) -> Entries:
     """A product as sums: ``[*batch, rows, 1, terms]`` times ``[*batch, 1, columns, terms]``."""
-    out = equation.outvars[0]
-    arranged: list[Entries] = []
+    out, arranged = equation.outvars[0], list[Entries]()
+    dtype = out.aval.dtype
+    working = dtype if np.issubdtype(dtype, np.integer) else np.dtype(np.float32)
+    casts = [convert(x.aval.dtype, working) for x in equation.invars]
+    operands = [_cast(*each, apply) for each in zip(operands, casts, strict=True)]
     for each, own, shared in zip(operands, *equation.params["dimension_numbers"], strict=True):
         _own(equation, each.examples, own)
         free = [axis for axis in range(each.table.ndim) if axis not in (*own, *shared)]
@@ -259,8 +286,6 @@ def _product(equation: Any, operands: list[Entries], apply: Code) -> Entries:
     if not terms:
         raise CannotFuse("a product has no terms")
     left, right = (np.broadcast_to(x, (*shape, terms)) for x in (left, right))
-    dtype = out.aval.dtype
-    working = dtype if np.issubdtype(dtype, np.integer) else np.dtype(np.float32)
     multiply, add = (operation(name, working, working) for name in ("mul", "add"))
     chains = min(-(-CHAINS * apply.threads // math.prod(shape)), terms)
     sums = np.empty((chains, *shape), object)
@@ -274,6 +299,14 @@ def _product(equation: Any, operands: list[Entries], apply: Code) -> Entries:
         total = reduce(lambda x, y: apply(add, [x, y]), sums[(slice(None), *index)])
         found[index] = apply(convert(working, dtype), [total])
     return Entries(found, examples)
+
+
+def _cast(operand: Entries, cast: Operation, apply: Code) -> Entries:
+    """An operand of a product, which may be of another type than its factors."""
+    if cast.text == "{0}":
+        return operand
+    entries = [apply(cast, [x]) for x in operand.table.flat]
+    return operand._replace(table=table_of(entries, operand.table.shape))
 
 
 # -- moves ----------------------------------------------------------------------------------------

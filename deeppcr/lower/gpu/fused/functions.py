@@ -1,10 +1,23 @@
 """What kernels call, in CUDA C."""
 
-# What kernels call. `exp2_of`, `reciprocal` and the conversions from and to float16 are
-# instructions of a GPU; without one, they are defined elsewhere.
+# These are instructions of a GPU; without one, they are defined elsewhere.
 INSTRUCTIONS = r"""
 static __device__ __forceinline__ float exp2_of(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(x)); return x;
+}
+// The nearest integer in the direction of 0, and of the range; of NaN 0.
+static __device__ __forceinline__ int to_int(float x) {
+  int y; asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(y) : "f"(x)); return y;
+}
+static __device__ __forceinline__ unsigned to_unsigned(float x) {
+  unsigned y; asm("cvt.rzi.u32.f32 %0, %1;" : "=r"(y) : "f"(x)); return y;
+}
+// The larger and the smaller of numbers that are no NaN, with +0 above -0.
+static __device__ __forceinline__ float larger(float x, float y) {
+  float z; asm("max.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z;
+}
+static __device__ __forceinline__ float smaller(float x, float y) {
+  float z; asm("min.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z;
 }
 static __device__ __forceinline__ float reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(x)); return x;
@@ -34,22 +47,16 @@ static __device__ __forceinline__ unsigned short to_bfloat16(float x) {
   return x != x ? 0x7fc0 : (both.bits + 0x7fff + (both.bits >> 16 & 1)) >> 16;
 }
 static __device__ __forceinline__ float lax_max(float a, float b) {
-  return a > b || a != a ? a : b;
+  return a != a || b != b ? NOT_A_NUMBER : larger(a, b);
 }
 static __device__ __forceinline__ float lax_min(float a, float b) {
-  return a < b || a != a ? a : b;
+  return a != a || b != b ? NOT_A_NUMBER : smaller(a, b);
+}
+static __device__ __forceinline__ int clipped(int x, int least, int most) {
+  return x < least ? least : x > most ? most : x;
 }
 static __device__ __forceinline__ float lax_sign(float x) {
   return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x;
-}
-static __device__ __forceinline__ float lax_power(float x, int power) {
-  float result = 1.0f;
-#pragma unroll
-  for (int rest = power < 0 ? -power : power; rest; rest >>= 1) {
-    if (rest & 1) result *= x;
-    x *= x;
-  }
-  return power < 0 ? 1.0f / result : result;
 }
 static __device__ __forceinline__ float lax_logistic(float x) {
   return reciprocal(1.0f + exp2_of(-1.44269504f * x));
@@ -62,7 +69,7 @@ static __device__ __forceinline__ float lax_tanh(float x) {
   float near = fmaf(square, 0.0164375622f, -0.0526718013f);
   near = fmaf(square, near, 0.133207247f);
   near = fmaf(square, near, -0.333329469f);
-  near = fmaf(square * near, x, x);
+  near = copysignf(fmaf(square * near, x, x), x);  // of -0, too
   return fabsf(x) < 0.55f ? near : far;
 }
 """

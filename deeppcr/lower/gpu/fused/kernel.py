@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.memory import Array, assigned, block, example_indices, index_type
+from deeppcr.lower.gpu.fused.sides import slots
 from deeppcr.lower.gpu.fused.step import WARP, FusedStep
 
 # Chosen by the machine code for compute capability 9.0 (CUDA 13.0), and not yet timed on a device.
@@ -94,7 +95,7 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
     results = []
     for k, each in enumerate(step.results):
         y = Array.of(f"y{k}", *each)
-        results.append(y.side_by_side(lanes.slots(range(len(y.places))), lanes))
+        results.append(y.side_by_side(slots(range(len(y.places)), lanes.count), lanes))
     used = [x for x, axes in zip(operands, step.examples, strict=True) if axes is not None]
     states, last, outputs = operands[:end], results[:end], results[end:]
     inputs, captured = operands[end:middle], operands[middle:]

@@ -88,29 +88,42 @@ def _table(text: str) -> dict[str, str]:
 
 ANY = _table("""
     eq: {0} == {1}   ne: {0} != {1}   lt: {0} < {1}   le: {0} <= {1}   gt: {0} > {1}
-    ge: {0} >= {1}   neg: -{0}   div: {0} / {1}   add_any: {0} + {1}
-    and: {0} & {1}   or: {0} | {1}   xor: {0} ^ {1}
+    ge: {0} >= {1}   and: {0} & {1}   or: {0} | {1}   xor: {0} ^ {1}
 """)
 FLOATS = _table("""
     add: {0} + {1}   sub: {0} - {1}   mul: {0} * {1}   square: {0} * {0}   abs: fabsf({0})
-    max: lax_max({0}, {1})   min: lax_min({0}, {1})   clamp: lax_min(lax_max({0}, {1}), {2})
-    one_minus_square: (1.0f - {0}) * (1.0f + {0})   is_finite: {0} - {0} == 0.0f
+    neg: -{0}   div: {0} / {1}   add_any: {0} + {1}
+    max: lax_max({0}, {1})   min: lax_min({0}, {1})   is_finite: fabsf({0}) < INFINITE
+    one_minus_square: (1.0f - {0}) * (1.0f + {0})
     logistic: lax_logistic({0})   tanh: lax_tanh({0})   sign: lax_sign({0})
     rem: fmodf({0}, {1})   atan2: atan2f({0}, {1})   pow: powf({0}, {1})
 """)
 OF_C = "acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor log log1p"
 OF_C += " rsqrt sin sinh sqrt tan"
 FLOATS |= {name: f"{name}f({{0}})" for name in OF_C.split()}
+# What C leaves undefined is defined as in XLA: sums and products without a sign, as those with one
+# may overflow; quotients by 0 and of the smallest number by -1; shifts by the width and more.
+# BITS and WORD are those of the type.
 INTEGERS = _table("""
     add: {0} + 0ull + {1}   sub: {0} - 0ull - {1}   mul: {0} * 1ull * {1}
-    square: {0} * 1ull * {0}   rem: {0} % {1}   not: ~{0}   sign: ({0} > 0) - ({0} < 0)
-    max: {0} > {1} ? {0} : {1}   min: {0} < {1} ? {0} : {1}   abs: {0} < 0 ? -{0} : {0}
-    clamp: {1} < {0} ? {0} : {1} > {2} ? {2} : {1}
-    shift_left: {0} * 1ull << {1}   shift_right_arithmetic: {0} >> {1}
-""")  # sums and products without a sign, as C leaves undefined what overflows with one
+    square: {0} * 1ull * {0}   neg: 0ull - {0}   add_any: {0} + 0ull + {1}   not: ~{0}
+    max: {0} > {1} ? {0} : {1}   min: {0} < {1} ? {0} : {1}
+    shift_left: {1} + 0ull < BITS ? {0} * 1ull << {1} : 0
+    shift_right_logical: {1} + 0ull < BITS ? (unsigned WORD){0} >> {1} : 0
+    shift_right_arithmetic: (signed WORD){0} >> ({1} + 0ull < BITS ? {1} : BITS - 1)
+""")
+SIGNED = INTEGERS | _table("""
+    div: {1} == 0 ? -1 : {1} == -1 ? 0ull - {0} : {0} / {1}   sign: ({0} > 0) - ({0} < 0)
+    rem: {1} == 0 ? {0} : {1} == -1 ? 0 : {0} % {1}   abs: {0} < 0 ? 0ull - {0} : {0}
+""")
+UNSIGNED = INTEGERS | _table("""
+    div: {1} == 0 ? -1 : {0} / {1}   rem: {1} == 0 ? {0} : {0} % {1}   sign: {0} > 0
+""")
+BOOLEAN = {"not": "!{0}", "max": INTEGERS["max"], "min": INTEGERS["min"]}
+TABLES = {"i": SIGNED, "u": UNSIGNED, "b": BOOLEAN}
 
 
-def operation(name: str, operand: Any, result: Any, count: int = 1, power: int = 1) -> Operation:
+def operation(name: str, operand: Any, result: Any, count: int = 1) -> Operation:
     """The elementwise operation of a primitive.
 
     Args:
@@ -118,36 +131,49 @@ def operation(name: str, operand: Any, result: Any, count: int = 1, power: int =
         operand: the dtype of the last operand.
         result: that of the result.
         count: the number of operands.
-        power: of ``integer_pow``.
 
     Raises:
         CannotFuse: kernels have none.
     """
-    floating = jnp.issubdtype(operand, jnp.floating)
+    register = type_of(operand).register
     if name == "convert_element_type":
         return convert(operand, result)
     if name == "select_n":
         *others, text = (f"{{{k}}}" for k in range(1, count))
         for k, other in reversed([*enumerate(others)]):
             text = f"{{0}} == {k} ? {other} : {text}"
-    elif name == "integer_pow" and floating:
-        text = f"lax_power({{0}}, {power})"
-    elif name == "not" and operand.kind == "b":
-        text = "!{0}"
-    elif name == "shift_right_logical":
-        text = f"(unsigned {type_of(operand).register.partition(' ')[2]}){{0}} >> {{1}}"
     else:
-        text = (FLOATS if floating else INTEGERS).get(name) or ANY.get(name, "")
+        table = FLOATS if jnp.issubdtype(operand, jnp.floating) else TABLES[operand.kind]
+        text = table.get(name) or ANY.get(name, "")
+        text = text.replace("BITS", str(8 * operand.itemsize))
+        text = text.replace("WORD", register.partition(" ")[2])
+        if register == "double":
+            text = text.replace("fabsf", "fabs")
     if not text:
         raise CannotFuse(f"{name} has no counterpart in a kernel")
     return Operation(text, result, *(COSTLY if PRIMITIVES[name].transcendental else (1, 1)))
 
 
 def convert(operand: Any, result: Any) -> Operation:
-    """A cast."""
-    register = type_of(result).register
+    """A cast; from floats to integers to the nearest one that there is, and of NaN to 0."""
+    before, register = type_of(operand).register, type_of(result).register
     text = "{0} != 0" if register == "bool" else f"({register}){{0}}"
-    return Operation("{0}" if register == type_of(operand).register else text, result, 0, 0)
+    if jnp.issubdtype(operand, jnp.floating) and jnp.issubdtype(result, jnp.integer):
+        text = _truncated(before, result, text)
+    return Operation("{0}" if register == before else text, result, 0, 0)
+
+
+def _truncated(before: str, result: Any, cast: str) -> str:
+    """The integer of a floating number in a register of type ``before``."""
+    ends = jnp.iinfo(result)
+    least, most = (spelled(result.type(end)) for end in (ends.min, ends.max))
+    if ends.bits == 32 and before == "float":
+        return "to_int({0})" if ends.min else "to_unsigned({0})"
+    if ends.bits < 32 and before == "float":
+        return f"clipped(to_int({{0}}), {least}, {most})"
+    above, below = (spelled(np.float32(end)) for end in (ends.max + 1, ends.min))  # exact
+    below_all = f"{{0}} == {{0}} ? {least} : 0" if ends.min else "0"
+    return f"{{0}} >= {above} ? {most} : {{0}} > {below} ? {cast} : {below_all}"
 
 
 NEVER = -math.inf  # how long what does not depend on the state waits for it
@@ -203,7 +229,8 @@ class Code:
         """The result of an operation."""
         if self.folds and (known := _folded(operation, entries)) is not None:
             return known
-        text, kind = operation.text, type_of(operation.dtype)
+        text, entries = _with_numbers(operation, entries)
+        kind = type_of(operation.dtype)
         if kind.store != "{}":
             text = kind.load.format(kind.store.format(text))
         elif text == "{0}":
@@ -218,6 +245,23 @@ class Code:
         return self._known[key]
 
 
+# Of a number that is neither -0 nor NaN: a GPU has an instruction for it (CUDA 13.0, 9.0).
+OF_NUMBERS = {
+    "lax_max({0}, {1})": "{0} <= {1} ? {1} : {0}",
+    "lax_min({0}, {1})": "{0} > {1} ? {1} : {0}",
+}
+
+
+def _with_numbers(operation: Operation, entries: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+    """The text of an operation on these operands, and their order."""
+    text = operation.text
+    if text in OF_NUMBERS:
+        x, y = entries if isinstance(entries[0], Value) else entries[::-1]
+        if not isinstance(y, Value) and y == y and (y or not np.signbit(y)):
+            return OF_NUMBERS[text], (x, y)
+    return text, entries
+
+
 # Operands of which one that is 0 makes the result 0; and those that leave the other as it is.
 ZERO = {"{0} * {1}": (0, 1), "{0} / {1}": (0,), "-{0}": (0,)}
 UNIT = {
@@ -229,7 +273,9 @@ UNIT = {
 
 
 def _folded(operation: Operation, entries: Sequence[Any]) -> Any:
-    """What an operation on 0 or 1 results in; None if that is not known."""
+    """What an operation on 0 or 1 results in; None if that is not known, as of integers."""
+    if not jnp.issubdtype(operation.dtype, jnp.floating):
+        return None
     text, zero = operation.text, np.zeros((), operation.dtype)[()]
     numbers = [None if isinstance(x, Value) else x for x in entries]
     if any(numbers[k] == 0 for k in ZERO.get(text, ())):
@@ -252,4 +298,7 @@ def spelled(entry: Any) -> str:
         if np.isfinite(number):
             return f"({number!r}{'' if entry.dtype == np.float64 else 'f'})"
         return "NOT_A_NUMBER" if np.isnan(number) else f"({'-' * (number < 0)}INFINITE)"
-    return f"({int(entry)})"
+    integer = int(entry)
+    if integer >= 2**63:
+        return f"({integer}ull)"
+    return f"({integer})" if integer > -(2**63) else f"({integer + 1} - 1)"  # C has no such number

@@ -39,7 +39,7 @@ class _Loop(NamedTuple):
 
     @property
     def waits(self) -> int:
-        """The operations in the time of which it is done."""
+        """Latency of all steps, in operations."""
         return self.length * self.step.waits
 
     def of_step(self, step: FusedStep) -> Self:

@@ -33,7 +33,7 @@ _EXPECTED: ContextVar[int] = ContextVar("expected", default=7)
 
 @contextmanager
 def expecting(iterations: int) -> Iterator[None]:
-    """A context in which `depth` reads off a kernel that it takes so many iterations."""
+    """Set the iteration count that `depth` assumes for a kernel."""
     token = _EXPECTED.set(iterations)
     try:
         yield
@@ -83,7 +83,7 @@ class _Solve(NamedTuple):
 
     @property
     def waits(self) -> int:
-        """The operations in the time of which it is done."""
+        """Latency of all windows, in operations."""
         grid = Grid.of(self.step, self.length, self.text.cluster)
         in_order = self.length * self.step.waits if self._passes < self.expected else 0
         return self._passes * grid.rounds(self.length) * WAITS + in_order

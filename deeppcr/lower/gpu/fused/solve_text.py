@@ -54,6 +54,7 @@ TEXT = Template(r"""
 #define BEFORE(i) (threadIdx.x >= ABREAST ? shared.edge[threadIdx.x / LANES - SIDE][i] \
                    : RANK ? REMOTE(RANK - 1)->edge[THREADS / LANES - SIDE + CHAIN][i] \
                    : shared.carry[CHAIN][i])
+#define USUAL(trip, i) shared.usual[(trip) % 2][CHAIN][i]
 #define EVALUATE(l, z, f) { const $index at = AT(l); $evaluate }
 #define LINEARISE(l, z, f, J) { const $index at = AT(l); $linearise }
 #define WRITE(l, f) { const $index at = AT(l); $write }
@@ -68,7 +69,8 @@ struct linearised { $linearised };
 // Of a block: the maps of the threads up to each in its warp, and of the warps up to each.
 struct memory {
   struct map scan[THREADS], total[SIDE * WARPS * LANES];
-  float carry[SIDE][WIDTH], usual[SIDE][WIDTH], last[SIDE][WIDTH];
+  float carry[SIDE][WIDTH], last[SIDE][WIDTH];
+  float before[SIDE][WIDTH], usual[2][SIDE][WIDTH];  // sizes in the window before, and in trips
   float edge[THREADS / LANES][WIDTH], of_lanes[THREADS];
   struct evaluated of_evaluate[THREADS / LANES];
   struct linearised of_linearise[THREADS / LANES];
@@ -81,7 +83,7 @@ $device
 #else
 #define BETWEEN TOGETHER
 #endif
-static __device__ __forceinline__ bool is_number(float x) { return x - x == 0.0f; }
+static __device__ __forceinline__ bool is_number(float x) { return fabsf(x) < INFINITE; }
 // An entry that one of the lanes has, of which the first is given.
 #define ENTRY(maps, member, i) (LANES > 1 ? (maps)[LANES > 1 ? i : 0].member[0] : (maps)->member[i])
 // The map of all lanes, of which the first is given, before that of this one.
@@ -130,7 +132,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointe
   struct map mine;
   if (threadIdx.x < ABREAST) {
     $first
-    EACH_ROW(r) shared.carry[CHAIN][ROW(r)] = z[r], shared.usual[CHAIN][ROW(r)] = 0.0f;
+    EACH_ROW(r) {
+      shared.carry[CHAIN][ROW(r)] = z[r];
+      shared.before[CHAIN][ROW(r)] = USUAL(0, ROW(r)) = 0.0f;
+    }
   }
   BARRIER
   int iterations = 0, prefix = LENGTH;
@@ -164,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointe
         GATHER(z, all)
         step.residual = 0.0f, step.update = k ? 0.0f : update;
         EACH_ROW(r) {
-          const float size = fmaxf(step.size[r], fminf(shared.usual[CHAIN][ROW(r)], common));
+          const float size = fmaxf(step.size[r], fminf(USUAL(trip, ROW(r)), common));
           const float residual = relative(f[r], s[k][r], size);
           if (STEP(k) < LENGTH) step.residual = fmaxf(step.residual, residual);
           step.b[r] = f[r];
@@ -220,6 +225,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointe
       stood = residual <= 0.5f * least ? 0 : stood + 1, least = fminf(least, residual);
       is_right = residual == 0.0f || rests && residual <= $residual;
       is_right = is_right || rests && stood >= 2 && residual <= $standing;
+      // Residuals are relative to sizes before the last update: not if these were of a bad guess.
+      if (WIDTH > 1 && is_right && residual > 0.0f) EACH_ENTRY(i) {
+        float size = shared.before[CHAIN][i];
+        for (int r = 0; r < RANKS; r++)
+          size = fmaxf(size, ENTRY(REMOTE(r)->total + (WARPS - 1) * LANES, size, i));
+        is_right = is_right && USUAL(trip, i) <= 2.0f * size;
+      }
       if (is_right || trip >= $iterations || largest == 0.0f) {
         iterations += trip;
         if (is_right) worst = fmaxf(worst, residual);
@@ -227,16 +239,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointe
       }
       // The state before each block, and the sizes that entries have anywhere in the window.
       if (threadIdx.x < ABREAST) {
-        EACH_ROW(r) z[r] = shared.carry[CHAIN][ROW(r)];
+        float sizes[ROWS];
+        EACH_ROW(r) z[r] = shared.carry[CHAIN][ROW(r)], sizes[r] = shared.before[CHAIN][ROW(r)];
         for (int rank = 0; rank < RANKS; rank++) {
           const struct map* maps = REMOTE(rank)->total + (CHAIN * WARPS + WARPS - 1) * LANES;
           if (rank < RANK) APPLY(maps, z)
-          EACH_ROW(r) {
-            float* usual = &shared.usual[CHAIN][ROW(r)];
-            *usual = fmaxf(*usual, maps[lane].size[r]);
-          }
+          EACH_ROW(r) sizes[r] = fmaxf(sizes[r], maps[lane].size[r]);
         }
-        EACH_ROW(r) shared.last[CHAIN][ROW(r)] = z[r];
+        EACH_ROW(r) shared.last[CHAIN][ROW(r)] = z[r], USUAL(trip + 1, ROW(r)) = sizes[r];
       }
       WITHIN
       EACH_ROW(r) z[r] = shared.last[CHAIN][ROW(r)];
@@ -250,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointe
           float next = b[k][r];
           EACH_ENTRY(j) next += J[k][r][j] * all[j];
           z[r] = is_number(next) ? next : s[k][r];
-          const float size = fmaxf(fabsf(z[r]), shared.usual[CHAIN][ROW(r)]);
+          const float size = fmaxf(fabsf(z[r]), USUAL(trip + 1, ROW(r)));
           const float moved = relative(z[r], s[k][r], size);
           if (STEP(k) < LENGTH) update = fmaxf(update, moved);
           s[k][r] = z[r];
@@ -279,6 +289,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointe
     if (threadIdx.x < ABREAST) {
       const struct memory* last = REMOTE(is_right ? RANKS - 1 : 0);
       EACH_ROW(r) shared.carry[CHAIN][ROW(r)] = last->last[CHAIN][ROW(r)];
+      if (is_right) EACH_ROW(r) {
+        float size = 0.0f;
+        for (int rank = 0; rank < RANKS; rank++) {
+          const struct map* maps = REMOTE(rank)->total + (CHAIN * WARPS + WARPS - 1) * LANES;
+          size = fmaxf(size, maps[lane].size[r]);
+        }
+        shared.before[CHAIN][ROW(r)] = size;
+      }
     }
     BARRIER
   }

@@ -166,7 +166,7 @@ class FusedStep:
         texts = [[f"{j} {k}" for k in range(size)] for j, size in enumerate(self._sizes)]
         code = self.code(self.lanes)
         tables = self.written(evaluate(self.program, self.tables(code, texts), code))
-        return Lanes(code, tables, self.states, self.lanes, MOST, "common")
+        return Lanes.of(code, tables, self.states, self.lanes, MOST, "common")
 
     @property
     def whole(self) -> Program:
@@ -231,9 +231,14 @@ class FusedStep:
     def written(self, found: Sequence[Entries]) -> Leaves:
         """The entries of the first results of a step, as they are written."""
         return [
-            _result(each, own_shape(variable.aval.shape, axes), axes)
-            for each, (variable, axes) in zip(found, self.results, strict=False)
+            _result(each, own_shape(variable.aval.shape, axes), axes, self._name(k))
+            for k, (each, (variable, axes)) in enumerate(zip(found, self.results, strict=False))
         ]
+
+    def _name(self, result: int) -> str:
+        """A result, as messages call it."""
+        output = result - self.states
+        return f"output leaf {output}" if output >= 0 else f"state leaf {result}"
 
     @property
     def _sizes(self) -> list[int]:
@@ -260,9 +265,9 @@ class FusedStep:
 
     @property
     def waits(self) -> int:
-        """The operations of a step in the time of which a thread has done it.
+        """Latency of a step, in operations.
 
-        Those that wait for each other, and all of them at the rate at which they start.
+        That of its critical path, and all of them at the rate at which they start.
         """
         return self.latency + -(-self.instructions // STARTS)
 
@@ -303,13 +308,13 @@ def _possible(shape: tuple[int, ...], batch_shape: tuple[int, ...]) -> list[Axes
     return list(dict.fromkeys(found))
 
 
-def _result(found: Entries, shape: tuple[int, ...], axes: Axes) -> np.ndarray:
+def _result(found: Entries, shape: tuple[int, ...], axes: Axes, name: str) -> np.ndarray:
     """A result as it is written: with these axes of examples, and of this shape without them."""
     if found.examples not in (axes, (None,) * len(axes)):
-        raise CannotFuse("an example takes the state of another")
+        raise CannotFuse(f"an example takes the entries of another: {name}")
     table = narrow(found.table, axes)
     if any(n not in (1, size) for n, size in zip(table.shape, shape, strict=True)):
-        raise CannotFuse("an example has another state than the others")
+        raise CannotFuse(f"the step treats examples differently: {name}")
     return np.broadcast_to(table, shape)
 
 

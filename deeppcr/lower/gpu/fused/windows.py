@@ -41,7 +41,7 @@ EPS = float(np.finfo(np.float32).eps)
 
 @dataclasses.dataclass(frozen=True)
 class SolvedBelow:
-    """When the states of a window are those of the sequential program.
+    """Convergence criterion of a window.
 
     Attributes:
         iterations: the most in a window.
@@ -133,8 +133,8 @@ def kernel_of(
     others = operands[step.states :]
     texts += [[f"{j} {k}" for k in range(len(x.places))] for j, x in enumerate(others, 1)]
     code, values, columns = linearised(step, texts, count)
-    lanes = Lanes(code, [values], 1, count, MOST, "evaluated")
-    both = Lanes(code, [values, *columns], 1, count, MOST, "linearised")
+    lanes = Lanes.of(code, [values], 1, count, MOST, "evaluated")
+    both = Lanes.of(code, [values, *columns], 1, count, MOST, "linearised")
 
     grid = Grid.of(step, length, cluster, both.instructions)
     if grid.rounds(length) > MOST_ROUNDS:
