@@ -159,7 +159,7 @@ class JacobianAdjoint:
 
     def of_part(self, chain: TracedChain) -> "JacobianAdjoint | None":
         """See `AdjointSolver`."""
-        return self.option and self.option.bind(chain)
+        return None if self.option is None else self.option.bind(chain)
 
     def chunk(self, chain: TracedChain) -> int:
         """See `AdjointSolver`: the steps that fit into memory, or into the cache."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -14,7 +15,13 @@ import deeppcr
 from deeppcr import Newton, Sequential
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.chain.chain import trace_chain
-from deeppcr.choose import choose_adjoint, choose_method, loop_seconds, picard_seconds
+from deeppcr.choose import (
+    choose_adjoint,
+    choose_method,
+    loop_seconds,
+    picard_seconds,
+    reads_little,
+)
 from deeppcr.lower.variants import compiled_for
 from deeppcr.newton.convergence import USUAL
 from deeppcr.planning.candidates import instance_of
@@ -266,3 +273,58 @@ def test_options_of_auto_go_to_what_is_chosen(options):
         found = auto.with_options(method)
         own = {field.name for field in dataclasses.fields(method)} & options.keys()
         assert {name: getattr(found, name) for name in own} == {n: options[n] for n in own}
+
+
+def updates(x, i):
+    """A buffer: one row of many is read, and one is written."""
+    return x.at[i + 1].add(jnp.tanh(x[i] @ jnp.full((8, 8), 0.1, x.dtype))), None
+
+
+def attends(state, x):
+    """Linear attention with decay: the derivative reads no state."""
+    key, value = x
+    return 0.95 * state + key[:, None] * value[None], None
+
+
+def squashes(z, x):
+    """A layer of tanh, whose derivative keeps two arrays like its state."""
+    return jnp.tanh(z @ jnp.full((8, 8), 0.1, z.dtype) + x), None
+
+
+@pytest.mark.parametrize(
+    ("step", "state", "length", "is_left"),
+    [
+        (updates, (200, 32, 8), 199, True),
+        (attends, (64, 64), 512, True),
+        (attends, (4, 64, 64), 8, False),  # small in all
+        (squashes, (128, 8), 1024, False),
+        (squashes, (128, 8), 16384, True),  # beyond the cache
+    ],
+)
+def test_on_a_cpu_large_states_that_need_not_be_kept_leave_the_gradient_to_jax(
+    step, state, length, is_left
+):
+    inputs = {
+        updates: SHAPE((length,), "int32"),
+        attends: 2 * (SHAPE((length, *state[:-1]), "float32"),),
+        squashes: SHAPE((length, *state), "float32"),
+    }[step]
+    if len(state) == 3 and step is attends:
+        step = jax.vmap(attends, (0, 0))
+    chain = traced(step, SHAPE(state, "float32"), inputs, None)
+    assert reads_little(chain) == is_left
+    assert (choose_adjoint(chain, None, "cpu").option == Autodiff()) >= is_left
+
+
+def test_on_a_cpu_a_buffer_keeps_what_the_derivative_reads():
+    def loss(scan, x):
+        return scan(updates, x, jnp.arange(199))[0].sum()
+
+    x = jnp.ones((200, 32, 8), jnp.float32)
+    sizes = [
+        jax.jit(jax.grad(partial(loss, scan))).lower(x).compile().memory_analysis()
+        for scan in (jax.lax.scan, deeppcr.scan)
+    ]
+    if all(sizes):  # as a CPU says
+        plain, own = (each.temp_size_in_bytes for each in sizes)
+        assert own <= 1.1 * plain

@@ -1,7 +1,9 @@
 """`deeppcr.plan`: the choice and why, what was found, what is predicted; it can be passed on."""
 
+import dataclasses
 import math
 import re
+import sys
 from functools import cache, partial, reduce
 
 import jax
@@ -14,7 +16,7 @@ import depth
 from deeppcr import BlockDiagonal, Chain, Newton, Sequential
 from deeppcr.checks import COLUMNS
 from deeppcr.lower.variants import compiled_for
-from deeppcr.planning.candidates import Candidate, baseline, instance_of
+from deeppcr.planning.candidates import NAMES, Candidate, baseline, instance_of
 from tests.planning.chains import CHAINS, L, elementwise, gated, like
 from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle, solve, trajectory
 
@@ -347,3 +349,24 @@ def test_a_step_without_a_derivative_has_no_gradient_to_choose():
 
     assert deeppcr.tune(rounds, Z0, XS[:3]) == (Sequential(), deeppcr.adjoint.Autodiff())
     assert "gradient" not in deeppcr.plan(rounds, Z0, XS, device="H100").found["chosen"]
+
+
+def test_no_choice_is_predicted_surely_slower_than_another_loop(monkeypatch):
+    def chosen(**times):
+        def predicted(instance, one, device, number):
+            return dataclasses.replace(one, seconds=times.get(NAMES.get(type(one.adjoint)), 1.0))
+
+        monkeypatch.setattr(module, "_predicted", predicted)
+        return deeppcr.plan(DENSE, Z0)
+
+    module = sys.modules["deeppcr.planning.plan"]
+    taken = chosen(autodiff=0.9, blocks=0.8)
+    assert taken.gradient[0].name == "sequential / backprop"
+    assert "predicted" not in taken.found["adjoint"]
+    sure = chosen(autodiff=0.9, blocks=0.1)
+    assert sure.gradient[0].name == "sequential / blocks"
+    assert sure.adjoint == deeppcr.Adjoint()
+    assert sure.found["adjoint"] == (
+        'predicted 10x as fast as "auto", which takes sequential / backprop'
+    )
+    assert str(sure).splitlines()[0].endswith("gradient 9x by blocks")
