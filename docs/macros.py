@@ -277,7 +277,7 @@ def decide_regret(rows: Rows) -> pd.DataFrame:
 
 def decide_breakeven(rows: Rows) -> pd.DataFrame:
     """Speedups of a GRU over plain `jax.lax.scan`, measured here and predicted for others."""
-    titles = {"over lax.scan": "here, {}"}
+    titles = {"over lax.scan": "here, {}", "parallel": "{} by"}
     titles |= {f"predicted, {far}": f"{far}, {{}} (predicted)" for far in ("H200", "TPU v5e")}
     found = frame(rows["decide"], part="map").pivot(
         index=["w", "L"], columns="direction", values=[*titles]

@@ -295,7 +295,7 @@ def pictures(rows: Sequence[Row]) -> Figures:
     axes = ("L", "steps L"), ("w", "units of the GRU")
     said = "speedup over jax.lax.scan"
     maps = {
-        "measured: the fastest parallel program": "over lax.scan",
+        "measured": "over lax.scan",
         'predicted: what "auto" takes': f"predicted, {HERE}",
     }
     for name, mine in reversed(parts.items()):
