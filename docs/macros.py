@@ -30,6 +30,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 PARITY = ROOT / "tests" / "diffusion" / "parity.jsonl"  # by tests/diffusion/make_golden.py
 LONG = 20  # rows: a longer table is folded away
+WIDE = 24  # characters: a longer cell of words is broken into lines
 Rows = dict[str, list[Row]]  # of one device, by experiment
 Table = Callable[[Rows], pd.DataFrame]
 
@@ -113,11 +114,16 @@ def _shown(found: pd.DataFrame, source: str) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """A value as a table shows it: large numbers without exponents, nothing for what is missing."""
+    """A value as a table shows it: large numbers without exponents, nothing for what is missing.
+
+    Long words are marked for style.css, so that no column is pushed off the page.
+    """
     if value is None or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, float) and abs(value) >= 1000 and value < 1e300:
         return int(float(f"{value:.2e}"))
+    if isinstance(value, str) and len(value) > WIDE:
+        return f'<span class="wide">{value}</span>'
     return value
 
 
@@ -271,7 +277,7 @@ def decide_regret(rows: Rows) -> pd.DataFrame:
 
 def decide_breakeven(rows: Rows) -> pd.DataFrame:
     """Speedups of a GRU over plain `jax.lax.scan`, measured here and predicted for others."""
-    titles = {"over lax.scan": "here, {}"}
+    titles = {"over lax.scan": "here, {}", "parallel": "{} by"}
     titles |= {f"predicted, {far}": f"{far}, {{}} (predicted)" for far in ("H200", "TPU v5e")}
     found = frame(rows["decide"], part="map").pivot(
         index=["w", "L"], columns="direction", values=[*titles]

@@ -45,14 +45,20 @@ class Headline(NamedTuple):
     """A program that the README shows.
 
     Attributes:
+        name: what it is called, with the length of its chain where that is in braces.
         make: its case, from the length of its chain.
         length: of it.
         published: the speedup that others report of a parallel program.
     """
 
+    name: str
     make: Callable[[int], Case]
     length: int
     published: str = ""
+
+    def title(self, length: int) -> str:
+        """What it is called with a chain of another length."""
+        return self.name.format(length)
 
 
 def gru(units: int, direction: str) -> Callable[[int], Case]:
@@ -78,31 +84,39 @@ def sampling(steps: int) -> Case:
     return setup.case(methods)
 
 
+PROGRAMS = (  # the most important first
+    Headline("GRU of 1 unit, T = {:,}, gradient", gru(1, "gradient"), 100_000, "808 (DEER)"),
+    Headline("MLP, {} layers of 8 tanh units, gradient", layers("gradient"), 1024),
+    Headline("MLP, backward pass alone", layers("backward"), 1024, "200 (DeepPCR)"),
+    Headline("MLP, forward pass", layers("forward"), 1024, "30 (DeepPCR)"),
+    Headline("residual network of {} blocks, training", blocks, 1024, "7 (DeepPCR)"),
+    Headline("latent diffusion, {} steps, sampling", sampling, 1000, "11 (DeepPCR)"),
+    Headline("GRU of 4 units, T = {:,}, gradient", gru(4, "gradient"), 10_000),
+    Headline("GRU of 4 units, forward pass", gru(4, "forward"), 10_000),
+    Headline("GRU of 1 unit, forward pass", gru(1, "forward"), 100_000),
+)
+HEADLINES = {program.title(program.length): program for program in PROGRAMS}
 QUICK = ("GRU of 4 units, T = 10,000, gradient", "MLP, forward pass")
-HEADLINES = {  # the most important first
-    "GRU of 1 unit, T = 100,000, gradient": Headline(gru(1, "gradient"), 100_000, "808 (DEER)"),
-    "MLP, 1024 layers of 8 tanh units, gradient": Headline(layers("gradient"), 1024),
-    "MLP, backward pass alone": Headline(layers("backward"), 1024, "200 (DeepPCR)"),
-    "MLP, forward pass": Headline(layers("forward"), 1024, "30 (DeepPCR)"),
-    "residual network of 1024 blocks, training": Headline(blocks, 1024, "7 (DeepPCR)"),
-    "latent diffusion, 1000 steps, sampling": Headline(sampling, 1000, "11 (DeepPCR)"),
-    "GRU of 4 units, T = 10,000, gradient": Headline(gru(4, "gradient"), 10_000),
-    "GRU of 4 units, forward pass": Headline(gru(4, "forward"), 10_000),
-    "GRU of 1 unit, forward pass": Headline(gru(1, "forward"), 100_000),
-}
 
 
 def case(title: str, length: int | None = None) -> Case:
     """The case of one of `HEADLINES`, with a chain of its own length unless another is given."""
-    found = HEADLINES[title].make(length or HEADLINES[title].length)
-    labels = {TITLE: title, **{key: found.labels[key] for key in KEPT}}
+    program = HEADLINES[title]
+    length = length or program.length
+    found = program.make(length)
+    labels = {TITLE: program.title(length), **{key: found.labels[key] for key in KEPT}}
     return dataclasses.replace(found, labels=labels, in_float64=True)
+
+
+def is_headline(row: Row) -> bool:
+    """Whether a row is of one of `PROGRAMS`, at any length; files may have others."""
+    return any(row[TITLE] == program.title(row["L"]) for program in PROGRAMS)
 
 
 @styled
 def pictures(rows: Sequence[Row]) -> Figures:
     """The default of each program beside the best loop."""
-    mine = [row for row in rows if row[TITLE] in HEADLINES]
+    mine = [row for row in rows if is_headline(row)]
     ours = [row for row in mine if row["program"] == AUTO and "speedup" in row]
     if not ours:
         return {}

@@ -236,6 +236,16 @@ def test_a_table_of_the_site_is_made_of_rows(monkeypatch):
     assert macros().table("diffusion_rounding") == "*Not measured yet.*"
 
 
+def test_long_words_in_a_table_are_broken_into_lines(monkeypatch):
+    """Else they push the last columns off the page."""
+    note = "sequential, unroll 4 / blocks, sequential"
+    row = {"part": "regret", "kind": "gru", "fastest": note, "regret %": 3.0, "noise %": 1.0}
+    toy(monkeypatch, "decide", [row])
+    (line,) = (line for line in macros().table("decide_worst").splitlines() if "gru" in line)
+    assert f'<span class="wide">{note}</span> | 3 | 1 |' in line
+    assert ".wide {" in (DOCS / "style.css").read_text(encoding="utf-8")
+
+
 TOY = '''
 __all__ = ["step"]
 
@@ -257,7 +267,8 @@ def test_a_page_is_filled_and_formulas_are_marked(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(ROOT)
     (tmp_path / "toy.py").write_text(TOY)
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/__pycache__").mkdir(parents=True)
+    (tmp_path / "docs/__pycache__/macros.cpython-311.pyc").touch()
     page = 'A state $z_l$ in `$HOME`.\n\n<!-- {{ table("calls_eager") }} -->\n\n::: toy.step\n'
     (tmp_path / "docs/index.md").write_text(page + '\n--8<-- "CHANGELOG.md"\n')
     places = {"docs_dir": str(tmp_path / "docs"), "site_dir": str(tmp_path / "site")}
@@ -271,6 +282,7 @@ def test_a_page_is_filled_and_formulas_are_marked(tmp_path, monkeypatch):
     assert "solve_bidiagonal" in html  # of the table
     assert "Unreleased" in html  # of the changelog
     assert (tmp_path / "site/experiments/results/cpu/mlp.png").exists()
+    assert not (tmp_path / "site/__pycache__").exists()
 
 
 def test_every_page_is_in_the_navigation():

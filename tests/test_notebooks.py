@@ -36,8 +36,7 @@ assert found["Newton"].stats.iterations < 10
 # What a reader runs takes a minute; a part of it shows the same.
 SHORTER = {
     "my_rnn_trains_faster.ipynb": {
-        "length, interval = 4000": "length, interval = 1000",
-        "steps = 300": "steps = 200",
+        "steps = 1000": "steps = 400",
         "[(8, 1), (8, 64), (64, 1), (64, 64)]": "[(8, 1)]",
     },
     "my_sampler_in_ten_iterations.ipynb": {

@@ -260,15 +260,27 @@ def dots(
     return drawing
 
 
-def curves(title: str, panels: Mapping[str, Sequence[Row]]) -> Any:
-    """Panels of curves that lie on each other, the first wide and below: losses of trainings."""
+def curves(
+    title: str, panels: Mapping[str, Sequence[Row]], xlabel: str = "training step", x: str = ""
+) -> Any:
+    """Panels of curves, one for each program: losses of trainings.
+
+    Args:
+        title: of the picture.
+        panels: rows with the cells "program" and "losses", by title.
+        xlabel: what the axis is.
+        x: a cell with where the losses are along it; without one they are counted, and curves
+            that lie on each other are of several widths.
+    """
     drawing, axes = sheet(title, len(panels), height=3.6)
     known = looks([row for rows in panels.values() for row in rows])
     for panel, (name, rows) in zip(axes, panels.items(), strict=True):
-        for width, row in zip(np.linspace(6, 1, len(rows)), rows, strict=True):
+        for width, row in zip(np.linspace(1 if x else 6, 1, len(rows)), rows, strict=True):
             look = {"lw": width, "color": known[row["program"]]["color"]}
-            panel.plot(row["losses"], label=row["program"], **look)
-        panel.set(yscale="log", xlabel="training step", title=name)
+            losses = row["losses"]
+            panel.plot(row[x] if x else range(len(losses)), losses, label=row["program"], **look)
+        panel.set(yscale="log", xlabel=xlabel, title=name)
+        plain_numbers(panel.yaxis)
     axes[0].set_ylabel("loss [nats]")
     legend(drawing, 4)
     return drawing
@@ -336,18 +348,23 @@ def two_digits(value: float) -> str:
 def short(value: float) -> str:
     """As on an axis: 0.1, 1,000, 10 M."""
     return (
-        f"{value:g}" if value < 1 else f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.0f} M"
+        f"{value:g}" if value < 100 else f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.0f} M"
     )
 
 
 def plain_numbers(axis: Any) -> None:
-    """Plain numbers along a logarithmic axis: 1, 2, 5 if it is short, else powers of ten."""
-    from matplotlib.ticker import LogLocator, NullFormatter
+    """Plain numbers along a logarithmic axis, at least two: powers of ten, 1, 2, 5 if it is short.
+
+    On one that ends before five times its start these may be a single number; it gets those of a
+    linear axis.
+    """
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     low, high = axis.get_view_interval()
     decades = np.log10(high / low)
     subs = (1, 2, 5) if decades < 1.5 else (1, 3) if decades < 2.5 else (1,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=9 if decades < 4.5 else 5))
+    locator: Any = LogLocator(subs=subs, numticks=9 if decades < 4.5 else 5)
+    axis.set_major_locator(MaxNLocator(4) if decades < np.log10(5) else locator)
     axis.set_major_formatter(lambda value, _: short(value))
     axis.set_minor_formatter(NullFormatter())
 

@@ -14,7 +14,6 @@ A variant is named "forward / backward" by its linearisation: "dense", "diagonal
 states. Accuracy is evaluated by the sequential program.
 """
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -61,6 +60,7 @@ TRAINING = {
     "ended": BENCH["ended"],
     "ms": BENCH["ms"],
     "compile s": BENCH["compile s"],
+    "note": BENCH["note"],
 }
 TABLES = {"times": CASE | BENCH, "training": TRAINING, "approximate": TRAINING}
 
@@ -200,6 +200,8 @@ def train(name: str, run: Run, task: Task, limit: float) -> Training:
     }
     if len(losses) == task.steps:
         row["accuracy"] = task.accuracy(state.params)
+    else:
+        row["note"] = f"stopped after {limit:g} s, before step {len(losses) + 1} of {task.steps}"
     return row, state.params, built.call
 
 
@@ -266,11 +268,8 @@ def pictures(rows: Sequence[Row]) -> Figures:
 
 def main(argv: list[str]) -> None:
     """Measure and train."""
-    arguments = command.parser("resnet", __doc__, PARTS)
-    arguments.add_argument("--steps", type=command.positive, metavar="N", help="training steps")
-    options = arguments.parse_args(argv)
+    options = command.parser("resnet", __doc__, PARTS).parse_args(argv)
     scale = QUICK if options.quick else ON_CPU if jax.default_backend() == "cpu" else ON_ACCELERATOR
-    scale = dataclasses.replace(scale, steps=options.steps or scale.steps)
 
     def task(length: int) -> Task:
         return Task(Shape(length), BATCH, scale.steps)

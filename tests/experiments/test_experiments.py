@@ -14,6 +14,7 @@ from experiments import (
     calls,
     compile_time,
     decide,
+    demo,
     headline,
     iterations,
     loops,
@@ -61,6 +62,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (decide, "LONGEST_LOOP", 0),
         (decide, "SMALL", zoo.Specimen("tanh", 2, 12, 1)),
         (headline, "SHORT", 12),
+        (demo, "digits", lambda _, original=demo.digits: original(3, 4, 2, 2)),
+        (demo, "tracking", lambda _, original=demo.tracking: original(2, 12)),
         (gradients, "QUICK", ((3, 2),)),
         (gradients, "tasks", lambda: {"rows": tasks()["rows"]._replace(steps=2)}),
         (gradients, "grid", lambda quick: [Size(Network("gru", 2), 3)]),
@@ -122,6 +125,7 @@ RUNS: dict[str, tuple[Any, tuple[str, ...], int]] = {  # module, options, number
     "calls": (calls, ("--quick",), 15),
     "compile_time": (compile_time, FEW, 5 + 5),
     "decide": (decide, FEW, 2 + 3 + 2),
+    "demo": (demo, ("--quick",), 2 * (2 + 2)),
     "field": (field, FEW, 1 + 4 + 1),
     "gradients": (gradients, FEW, 6 + 4 + 4 + 4),
     "iterations": (iterations, FEW, 2 + 3 + 3 * 2 + 3),
@@ -162,6 +166,30 @@ def in_decide(rows: list[Row]) -> None:
     ]
 
 
+def in_demo(rows: list[Row]) -> None:
+    trained = [row for row in rows if "losses" in row]
+    assert [row["part"] for row in trained] == [*2 * ["digits"], *2 * ["filter"]]
+    for plain, ours in zip(trained[::2], trained[1::2], strict=True):
+        np.testing.assert_allclose(ours["losses"], plain["losses"], rtol=1e-4)
+        assert plain["losses"][-1] < plain["losses"][0]
+    assert trained[0]["losses"][0] == pytest.approx(np.log(10), abs=1e-4)  # all digits look alike
+    devices = [row["device"] for row in rows if row["part"] == "a step"]
+    assert devices == 2 * ["here, measured", "H100, predicted"]
+
+
+def test_the_demo_ends_with_what_it_gained() -> None:
+    train = {"losses differ": 2e-7, "compile s": 1.0}
+    rows = [
+        {"part": part, **train, "train s": seconds}
+        for part, seconds in zip(2 * ["digits"] + 2 * ["filter"], (8.0, 2.0, 3.0, 4.0), strict=True)
+    ]
+    assert list(demo.conclusion([*rows, {"part": "a step"}])) == [
+        "deeppcr.scan trained digits 4.0 and filter 0.8 times as fast as lax.scan, compiling "
+        "included 3.0 and 0.8 times, and the losses are the same to 2e-07."
+    ]
+    assert not list(demo.conclusion(rows[:1]))  # interrupted
+
+
 def in_gradients(rows: list[Row]) -> None:
     adjoints = ["adjoint, backprop", "adjoint, recurrence", "adjoint, pcr"]
     assert programs(rows, part="adjoints") == ["lax.scan", "unrolled", "auto", *adjoints]
@@ -190,9 +218,17 @@ def in_resnet(rows: list[Row]) -> None:
     assert first["accuracy"] == pytest.approx(exact["accuracy"], abs=0.01)
 
 
+def in_headline(rows: list[Row]) -> None:
+    titles = dict.fromkeys(row["title"] for row in rows)  # with the length that was measured
+    assert list(titles) == ["GRU of 4 units, T = 12, gradient", "MLP, forward pass"]
+    assert all(map(headline.is_headline, rows))
+
+
 SAID = {
     "decide": in_decide,
+    "demo": in_demo,
     "gradients": in_gradients,
+    "headline": in_headline,
     "iterations": in_iterations,
     "resnet": in_resnet,
 }

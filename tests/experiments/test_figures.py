@@ -129,3 +129,15 @@ def test_pictures_keep_the_rules_and_are_stored(name: str) -> None:
     names = [path.name, *(f"{name}_{topic}.png" for topic in topics[1:])]
     assert found == set(names[: len(topics)])
     assert all((path.parent / each).read_bytes().startswith(b"\x89PNG") for each in found)
+
+
+@pytest.mark.parametrize("limits", [(0.85, 1.8), (0.95, 1.05), (0.6, 2.9), (2, 9.9), (0.3, 40)])
+def test_a_logarithmic_axis_has_two_numbers_or_more(limits: tuple[float, float]) -> None:
+    drawing, (axes,) = plots.sheet("")
+    axes.set(xscale="log", xlim=limits)
+    plots.plain_numbers(axes.xaxis)
+    drawing.draw_without_rendering()
+    labels = [label.get_text() for label in _labels(axes.xaxis)]
+    numbers = [float(text.replace(",", "")) for text in labels if text]
+    assert 2 <= len(numbers) == len(set(numbers)) <= 9
+    assert all(limits[0] <= number <= limits[1] for number in numbers)
