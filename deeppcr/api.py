@@ -16,7 +16,14 @@ from deeppcr.axis import LOCAL
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import Chain, TracedChain, trace_carry, with_outputs
 from deeppcr.chain.length import chain_length
-from deeppcr.checks import check_count, check_type, describe, leaves_as_arrays, unknown_keyword
+from deeppcr.checks import (
+    check_count,
+    check_type,
+    describe,
+    is_raised_here,
+    leaves_as_arrays,
+    unknown_keyword,
+)
 from deeppcr.choose import (
     AdjointOption,
     Auto,
@@ -360,13 +367,17 @@ def _steps_in_a_trip(unroll: int | bool) -> int:
 
 
 def _with_words_of_jax(error: Exception, scan: Callable[[], Any]) -> Exception:
-    """The error, with the familiar message of `jax.lax.scan` for the same call added."""
+    """The error, with the familiar message of `jax.lax.scan` for the same call added.
+
+    An error of the user's step, or of jax in it, is raised as `jax.lax.scan` raises it.
+    """
     try:
         jax.eval_shape(scan)
     except (TypeError, ValueError) as theirs:
-        if str(theirs) == str(error):  # of the user's step
+        if str(theirs) == str(error):
             return error
-        theirs.args = (f"{error}\n\njax.lax.scan says: {theirs}",)
+        if is_raised_here(error):
+            theirs.args = (f"{error}\n\njax.lax.scan says: {theirs}",)
         return theirs
     except Exception:
         pass

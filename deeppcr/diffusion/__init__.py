@@ -3,6 +3,7 @@
 from deeppcr.diffusion.gaussian import Gaussian
 from deeppcr.diffusion.guidance import guided
 from deeppcr.diffusion.images import Inpaint
+from deeppcr.diffusion.planning import plan
 from deeppcr.diffusion.sampler import sample
 from deeppcr.diffusion.schedule import Schedule
 
@@ -11,5 +12,6 @@ __all__ = [
     "Inpaint",
     "Schedule",
     "guided",
+    "plan",
     "sample",
 ]
