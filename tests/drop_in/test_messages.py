@@ -2,6 +2,7 @@
 
 import re
 from collections import namedtuple
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -225,3 +226,16 @@ def test_a_leaked_tracer_names_the_users_function(name):
     with pytest.raises(jax.errors.UnexpectedTracerError) as raised:
         kept[-1] + 1
     assert f"was {said} at {__file__}" in str(raised.value)
+
+
+def test_a_step_that_is_an_object_is_named_and_not_printed():
+    class Module:
+        def __call__(self, z, x):
+            return np.sin(z)
+
+        def __repr__(self):
+            raise AssertionError("a printed module may copy all its arrays from the device")
+
+    for step in (Module(), partial(Module()), jax.tree_util.Partial(Module())):
+        with pytest.raises(jax.errors.JAXTypeError, match=PLACE.format("__call__")):
+            deeppcr.solve(deeppcr.Chain(step, SHORT), ZERO)
