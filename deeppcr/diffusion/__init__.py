@@ -15,3 +15,8 @@ __all__ = [
     "plan",
     "sample",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is public: not the modules that it comes from."""
+    return __all__
