@@ -256,18 +256,13 @@ def forward(
     find_method(method)  # check names even if no layers form a chain
     find_adjoint(adjoint)
     is_quick = always_loops(method, adjoint)
+    options: dict[str, Any] = {"method": method, "adjoint": adjoint}
 
     def checked(x: Any) -> int:
         """The batch axes of the input of a chain."""
         axes = vector_batch(x) if batch_ndim is None else batch_ndim
         _check_input(x, axes)
         return axes
-
-    def chain(chain: Chain, x: Any) -> Any:
-        return solve(chain, x, method=method, adjoint=adjoint, batch_ndim=checked(x)).value
-
-    def stacked(run: Repeated, x: Any) -> Any:
-        return chain(Chain(run.step, run.inputs, run.length), x)
 
     def listed(segment: Segment, x: Any) -> Any:
         if is_quick and segment.is_short:
@@ -277,14 +272,18 @@ def forward(
         if is_quick and not is_eager(run.inputs):
             checked(x)
             return run.scan(x)
-        return stacked(run, x)
+        return solve(_chain_of(run), x, batch_ndim=checked(x), **options).value
 
-    if isinstance(layers, Chain):
-        return chain(layers, x)
     if isinstance(layers, Repeated):
         layers.check(x)
-        return stacked(layers, x)
+        layers = _chain_of(layers)
+    if isinstance(layers, Chain):
+        return solve(layers, x, batch_ndim=checked(x), **options).value
     return apply_layers(layers, x, listed)
+
+
+def _chain_of(layers: Repeated) -> Chain:
+    return Chain(layers.step, layers.inputs, layers.length)
 
 
 def vector_batch(x: Any) -> int:

@@ -154,12 +154,7 @@ class TracedChain:
 
     def outputs(self, states: Leaves, after: Leaves) -> Leaves:
         """The outputs of all steps, from ``z_0 .. z_{L-1}`` and ``z_1 .. z_L``."""
-
-        def outputs(states: Leaves, inputs: Leaves, after: Leaves, captured: Leaves) -> Leaves:
-            return jax.vmap(self.step.outputs, in_axes=(0, 0, None, 0))(
-                states, inputs, captured, after
-            )
-
+        outputs = jax.vmap(self.step.outputs, in_axes=(0, 0, 0, None))
         found: Leaves = self.axis.each(outputs, states, self.inputs, after, shared=self.captured)
         return found
 

@@ -217,7 +217,7 @@ class Step:
         values = interpret(program, known, program.outvars, bind)
         return values[: self.states], values[self.states :]
 
-    def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:
+    def outputs(self, state: Leaves, inputs: Leaves, after: Leaves, captured: Leaves) -> Leaves:
         """The outputs, given the next state ``after``, which is not recomputed.
 
         For programs that evaluate many steps at once.
