@@ -364,7 +364,7 @@ def _steps_in_a_trip(unroll: int | bool) -> int:
     """Steps per trip for the ``unroll`` of `jax.lax.scan`; 0 for all steps."""
     if isinstance(unroll, bool):
         return 0 if unroll else 1
-    check_count("unroll", unroll, "True, False, or steps per trip", least=0)
+    check_count("unroll", unroll, "steps per trip; True for all, False for 1", least=0)
     return max(1, unroll)
 
 

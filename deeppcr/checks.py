@@ -53,10 +53,13 @@ ENTRIES = 3  # of a list that are described, before "..."
 def check_count(
     name: str, value: Any, meaning: str, least: int = 1, optional: bool = False
 ) -> None:
-    """Raise unless ``value`` is an integer >= ``least``, or None if ``optional``."""
+    """Raise unless ``value`` is an integer >= ``least``, or None if ``optional``.
+
+    ``meaning``: what it counts, as "steps per model call".
+    """
     if optional and value is None:
         return
-    expected = f"expected {meaning}: an integer >= {least}" + (", or None." if optional else ".")
+    expected = f"expected {'None or ' * optional}an integer >= {least} ({meaning})."
     try:
         number = operator.index(value)
     except TypeError:
@@ -105,20 +108,23 @@ def check_tolerance(name: str, value: Any, optional: bool = False) -> None:
 
 def leaves_as_arrays(name: str, tree: Any) -> list[Any]:
     """The leaves of a pytree as arrays; an error names the leaf that is not one."""
-    found = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        try:
-            found.append(jnp.asarray(leaf))
-        except (TypeError, ValueError):
-            raise no_array(name, path, leaf, "an array or a number") from None
-    return found
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [as_array(name + jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
 
 
-def no_array(name: str, path: Any, leaf: Any, expected: str) -> TypeError:
-    """The error for a leaf of a pytree that is no array."""
-    kind = "the string " if isinstance(leaf, str) else ""
-    place = name + jax.tree_util.keystr(path)
-    return TypeError(f"{place} is {kind}{describe(leaf)}, expected {expected}.")
+def as_array(name: str, value: Any) -> jax.Array:
+    """``value`` as an array; an error names it if it is none."""
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise no_array(name, value, "an array or a number") from None
+
+
+def no_array(name: str, value: Any, expected: str) -> TypeError:
+    """The error for a value that is no array."""
+    kind = "the string " if isinstance(value, str) else ""
+    kind = "the shape " if isinstance(value, jax.ShapeDtypeStruct) else kind
+    return TypeError(f"{name} is {kind}{describe(value)}, expected {expected}.")
 
 
 def unknown_keyword(function: Callable[..., Any], unknown: Iterable[str]) -> TypeError:

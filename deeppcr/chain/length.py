@@ -26,7 +26,7 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
         shape = np.shape(leaf)
         if isinstance(leaf, str | bytes) or _no_numbers(leaf):
             expected = "an array of numbers with one entry per step on axis 0"
-            raise no_array(name, path, leaf, expected)
+            raise no_array(name + jax.tree_util.keystr(path), leaf, expected)
         if not shape:
             what = "a scalar" if np.isscalar(leaf) or hasattr(leaf, "shape") else describe(leaf)
             is_list = isinstance(inputs, list | tuple) and all(map(np.isscalar, inputs))

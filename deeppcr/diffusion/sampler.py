@@ -23,7 +23,14 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.arrays.avals import of_step
 from deeppcr.chain.chain import Chain
-from deeppcr.checks import check_count, check_type, describe, named_after, suggests_arguments
+from deeppcr.checks import (
+    as_array,
+    check_count,
+    check_type,
+    describe,
+    named_after,
+    suggests_arguments,
+)
 from deeppcr.choose import MethodOption, find_method
 from deeppcr.diffusion.gaussian import GAIN, Gaussian
 from deeppcr.diffusion.images import Inpaint, inpainted
@@ -114,6 +121,7 @@ def sample(
         of Diffusion Models*, NeurIPS 2023. Z. Tang et al., *Accelerating Parallel Sampling of
         Diffusion Models*, ICML 2024.
     """
+    x_T = as_array("x_T", x_T)
     chain, state, chosen = as_chain(
         model, schedule, x_T, steps, start, args, inpaint, key, method, coarse, batch_ndim
     )
@@ -140,10 +148,10 @@ def as_chain(
     """
     check_type("schedule", schedule, Schedule, "a Schedule: see diffusion.Schedule.from_config")
     conditioned = bind(model, args)
-    check_count("steps", steps, "how many denoising steps")
-    check_count("coarse", coarse, "how many steps there are per model call", optional=True)
-    check_count("batch_ndim", batch_ndim, "how many batch axes x_T has", least=0)
-    x_T = x_T if isinstance(x_T, jax.ShapeDtypeStruct) else jnp.asarray(x_T)
+    check_count("steps", steps, "number of denoising steps")
+    check_count("coarse", coarse, "steps per model call", optional=True)
+    check_count("batch_ndim", batch_ndim, "number of batch axes of x_T", least=0)
+    x_T = x_T if isinstance(x_T, jax.ShapeDtypeStruct) else as_array("x_T", x_T)
     if x_T.ndim < batch_ndim:
         raise ValueError(
             f"x_T has shape {list(x_T.shape)}, expected at least batch_ndim = {batch_ndim} axes."
@@ -160,9 +168,9 @@ def as_chain(
     table = inpainted(schedule.table(steps, start), inpaint, x_T)
     inputs = table.inputs(x_T.dtype)
     if table.is_noisy:
-        if key is None:
+        if key is None or not hasattr(key, "dtype"):
             raise ValueError(
-                f"key is None, but {schedule} adds noise at every step: "
+                f"key is {describe(key)}, but {schedule} adds noise at every step: "
                 "expected a key, such as jax.random.key(0)."
             )
         inputs["noise"] = step_noise(key, table.steps, x_T)

@@ -216,7 +216,8 @@ def _check_arrays(name: str, tree: Any) -> None:
         try:
             jax.dtypes.result_type(leaf)
         except (TypeError, ValueError):
-            error = no_array(name, path, leaf, "an array, a number or a jax.ShapeDtypeStruct")
+            place = name + jax.tree_util.keystr(path)
+            error = no_array(place, leaf, "an array, a number or a jax.ShapeDtypeStruct")
             if hasattr(leaf, "init_noise_sigma"):
                 said = " deeppcr.diffusion.plan(model, schedule, x_T, steps=...) plans a sampler."
                 error.args = (f"{error}{said}",)

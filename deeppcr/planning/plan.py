@@ -200,7 +200,7 @@ def plan(
     """
     if unknown:
         raise unknown_keyword(plan, unknown)
-    check_count("iterations", iterations, "how many iterations", optional=True)
+    check_count("iterations", iterations, "number of iterations", optional=True)
     option = find_method(method)
     model = depth.at_hand() if device is None else find_device(device)
     instance = instance_of(program, init, xs, length, reverse, batch_ndim)

@@ -270,6 +270,7 @@ BAD = [
     ("args", NOISE, TypeError, r"args is float64\[3, 6\], expected a tuple"),
     ("x_T", jnp.ones((2, 3), int), TypeError, "x_T has dtype int64, expected a floating one"),
     ("x_T", jnp.float64(1.0), ValueError, r"x_T has shape \[\], expected at least batch_ndim = 1"),
+    ("x_T", "noise", TypeError, "x_T is the string 'noise', expected an array"),
     ("steps", 0, ValueError, "steps is 0"),
     ("steps", 2.5, TypeError, "steps is 2.5"),
     ("coarse", 0, ValueError, "coarse is 0"),
@@ -293,6 +294,10 @@ def test_names_of_other_libraries_are_understood_before_an_argument_is_missed():
     message = r"^sample\(\) got .*'num_inference_steps'.*did you mean 'steps'\?$"
     with pytest.raises(TypeError, match=message):
         sample(lambda x, t: x, schedule("ddim"), NOISE, num_inference_steps=10)
+    with pytest.raises(TypeError, match=r"x_T is the shape float32\[3\], expected an array"):
+        sample(lambda x, t: x, schedule("ddim"), jax.ShapeDtypeStruct((3,), "float32"), steps=3)
+    with pytest.raises(ValueError, match=r"key is 3, but .* expected a key, such as jax.random"):
+        sample(lambda x, t: x, schedule("ddpm"), NOISE, steps=3, key=3)
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'steps'"):
         sample(lambda x, t: x, schedule("ddim"), NOISE)
 
