@@ -217,10 +217,13 @@ def _check_arrays(name: str, tree: Any) -> None:
             jax.dtypes.result_type(leaf)
         except (TypeError, ValueError):
             place = name + jax.tree_util.keystr(path)
-            error = no_array(place, leaf, "an array, a number or a jax.ShapeDtypeStruct")
+            expected = "an array, a number or a jax.ShapeDtypeStruct"
+            error = no_array(place, leaf, expected)
             if hasattr(leaf, "init_noise_sigma"):
-                said = " deeppcr.diffusion.plan(model, schedule, x_T, steps=...) plans a sampler."
-                error.args = (f"{error}{said}",)
+                error = TypeError(
+                    f"{place} is {leaf}, expected {expected}; a sampler is planned by "
+                    "deeppcr.diffusion.plan(model, schedule, x_T, steps=...)."
+                )
             raise error from None
 
 
