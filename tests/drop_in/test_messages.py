@@ -33,7 +33,7 @@ WRONG = {
     "f is a class": (
         lambda scan: scan(Cell, 0.0, SHORT),
         TypeError,
-        [r"f is the class Cell \(did you mean Cell\(...\)\?\), expected a function|__init__"],
+        [r"f is the class Cell \(did you mean Cell\(...\)\?\), expected a function"],
     ),
     # what f returns
     "an array": (
@@ -114,17 +114,17 @@ WRONG = {
     "text in xs": (
         lambda scan: scan(lambda c, x: (c, x), ZERO, ["a", "b"]),
         TypeError,
-        [r"xs\[0\] is the string 'a', expected an array|Argument 'a' of type <class 'str'>"],
+        [r"xs\[0\] is the string 'a', expected an array"],
     ),
     "an array of text": (
         lambda scan: scan(lambda c, x: (c, x), ZERO, {"t": np.array(["a", "b"])}),
         TypeError,
-        [r"xs\['t'\] is strings\[2\], expected an array of numbers|Dtype <U1 is not a valid"],
+        [r"xs\['t'\] is strings\[2\], expected an array of numbers"],
     ),
     "a list of numbers": (
         lambda scan: scan(lambda c, x: (c, x), ZERO, [1.0, 2.0]),
         ValueError,
-        [r"xs\[0\] is a scalar.*jnp.asarray\(xs\) is one|no leading axis"],
+        [r"xs\[0\] is a scalar.*jnp.asarray\(xs\) is one"],
     ),
 }
 
