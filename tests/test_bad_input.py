@@ -170,7 +170,7 @@ CALLS = [
     (lambda z: scan(keep, {"a": "b"}, XS), TypeError, r"init\['a'\] is the string 'b', expected"),
     (scanned(xs=SHAPE), TypeError, r"xs is the shape float32\[5, 3\], expected an array"),
     (lambda z: scan(keep, SHAPE, XS), TypeError, r"init is the shape float32\[5, 3\], expected"),
-    (lambda z: solve(Chain(same, SHAPE), z), TypeError, "xs is the shape float32.*expected an arr"),
+    (lambda z: solve(Chain(same, SHAPE), z), TypeError, "inputs is the shape float32.*expected"),
     (lambda b: solve_bidiagonal("A", b), TypeError, "A is the string 'A', expected an array", XS),
     (lambda A: solve_bidiagonal(A, SHAPE), TypeError, "b is the shape float32.*expected", XS),
     (

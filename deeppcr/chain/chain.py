@@ -268,7 +268,8 @@ def trace_carry(
     """
     f = adapt(f)
     initial = jax.tree.unflatten(jax.tree.structure(initial), leaves_as_arrays(name, initial))
-    inputs = jax.tree.unflatten(jax.tree.structure(inputs), leaves_as_arrays("xs", inputs))
+    arrays = leaves_as_arrays("xs" if name == "init" else "chain.inputs", inputs)
+    inputs = jax.tree.unflatten(jax.tree.structure(inputs), arrays)
     first = jax.tree.map(of_step, inputs)
     step, captured = trace(f, initial, first)
     leaves, tree = jax.tree.flatten(initial)
