@@ -1,5 +1,6 @@
-"""Sequential programs in parallel: layers, recurrences and samplers in logarithmic depth."""
+"""Makes sequential JAX programs faster: a drop-in for `jax.lax.scan`, with exact gradients."""
 
+import sys
 from typing import Any
 
 from deeppcr import diffusion, layers, sharding
@@ -97,7 +98,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """`deeppcr.nn`, which needs flax, is imported when it is first used."""
     if name != "nn":
-        raise AttributeError(f"module 'deeppcr' has no attribute {name!r}")
+        module = sys.modules[__name__]  # from which Python suggests names
+        raise AttributeError(f"module 'deeppcr' has no attribute {name!r}", name=name, obj=module)
     import importlib
 
     return importlib.import_module("deeppcr.nn")
+
+
+def __dir__() -> list[str]:
+    """What is public: not the modules that it comes from, whose names differ by a capital."""
+    from importlib.util import find_spec
+
+    return [*__all__, "__version__", *(["nn"] if find_spec("flax") else [])]

@@ -6,8 +6,11 @@ import functools
 import inspect
 import operator
 import textwrap
+import traceback
 from collections.abc import Callable, Iterable
 from numbers import Real
+from pathlib import Path
+from types import MethodType
 from typing import Any, TypeVar
 
 import jax
@@ -15,20 +18,48 @@ import jax.numpy as jnp
 import numpy as np
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 PRINTED = (str, bytes, bool, int, float, complex, np.generic, type(None), type(...))
 COLUMNS = 80  # of a printed line
 LONGEST = 80  # characters of a value that is printed in full
+# What arguments are called in jax, diffusers, diffrax, scipy and optimistix, and here, in order.
+ELSEWHERE = {
+    theirs: ours
+    for names, ours in {
+        "num_inference_steps num_steps n_steps timesteps num_timesteps": ("steps",),
+        "generator rng prng_key seed": ("key",),
+        "latents noise sample x0 x_0": ("x_t", "z0", "init", "x"),
+        "unet net network apply_fn": ("model", "layers"),
+        "scheduler": ("schedule",),
+        "fn func fun step body body_fun cell": ("f", "step", "program"),
+        "carry initial init_carry initial_state state y0 h0": ("init", "z0", "x_t"),
+        "inputs input sequence observations ts": ("xs", "x"),
+        "backward": ("reverse",),
+        "tol tolerance eps": ("rtol", "atol"),
+        "maxiter max_iter max_steps num_iterations n_iter": ("max_iterations", "iterations"),
+        "solver algorithm": ("method", "linear"),
+        "guess x_init": ("initial_guess", "guess"),
+        "jac jacobian": ("linearize",),
+        "batch_dims batch_axes batch_size": ("batch_ndim",),
+        "grad gradient backprop vjp": ("adjoint",),
+        "verbose callback": ("progress",),
+    }.items()
+    for theirs in names.split()
+}
 ENTRIES = 3  # of a list that are described, before "..."
 
 
 def check_count(
     name: str, value: Any, meaning: str, least: int = 1, optional: bool = False
 ) -> None:
-    """Raise unless ``value`` is an integer >= ``least``, or None if ``optional``."""
+    """Raise unless ``value`` is an integer >= ``least``, or None if ``optional``.
+
+    ``meaning``: what it counts, as "steps per model call".
+    """
     if optional and value is None:
         return
-    expected = f"expected {meaning}: an integer >= {least}" + (", or None." if optional else ".")
+    expected = f"expected {'None or ' * optional}an integer >= {least} ({meaning})."
     try:
         number = operator.index(value)
     except TypeError:
@@ -54,8 +85,13 @@ def check_name(name: str, value: Any, known: Iterable[str], objects: str) -> Non
 
 
 def check_type(name: str, value: Any, accepted: Any, expected: str) -> None:
-    """Raise unless ``value`` is of the ``accepted`` types; `Callable` is one of them."""
-    if not isinstance(value, accepted):
+    """Raise unless ``value`` is of the ``accepted`` types; `Callable` is one of them.
+
+    A class is callable, but a call makes an instance: expected was one. Those of pairs return a
+    pair (carry, y).
+    """
+    is_class = isinstance(value, type) and not issubclass(value, tuple | list)
+    if is_class or not isinstance(value, accepted):
         raise TypeError(f"{name} is {describe(value)}, expected {expected}.")
 
 
@@ -72,16 +108,23 @@ def check_tolerance(name: str, value: Any, optional: bool = False) -> None:
 
 def leaves_as_arrays(name: str, tree: Any) -> list[Any]:
     """The leaves of a pytree as arrays; an error names the leaf that is not one."""
-    found = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        try:
-            found.append(jnp.asarray(leaf))
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"{name}{jax.tree_util.keystr(path)} is {describe(leaf)}, "
-                "expected an array or a number."
-            ) from None
-    return found
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [as_array(name + jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+
+
+def as_array(name: str, value: Any) -> jax.Array:
+    """``value`` as an array; an error names it if it is none."""
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise no_array(name, value, "an array or a number") from None
+
+
+def no_array(name: str, value: Any, expected: str) -> TypeError:
+    """The error for a value that is no array."""
+    kind = "the string " if isinstance(value, str) else ""
+    kind = "the shape " if isinstance(value, jax.ShapeDtypeStruct) else kind
+    return TypeError(f"{name} is {kind}{describe(value)}, expected {expected}.")
 
 
 def unknown_keyword(function: Callable[..., Any], unknown: Iterable[str]) -> TypeError:
@@ -99,17 +142,22 @@ def unknown_keyword(function: Callable[..., Any], unknown: Iterable[str]) -> Typ
     )
 
 
+def suggests_arguments(function: F) -> F:
+    """The same function, which raises `unknown_keyword` before Python misses an argument."""
+    names = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        if unknown := [name for name in options if name not in names]:
+            raise unknown_keyword(function, unknown)
+        return function(*arguments, **options)
+
+    return checked  # type: ignore[return-value]
+
+
 def suggests_keywords(kind: type[T]) -> type[T]:
     """The same dataclass, whose constructor raises `unknown_keyword`."""
-    construct, names = kind.__init__, {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-
-    @functools.wraps(construct)
-    def checked(self: T, *arguments: Any, **options: Any) -> None:
-        if unknown := options.keys() - names:
-            raise unknown_keyword(construct, unknown)
-        construct(self, *arguments, **options)
-
-    kind.__init__ = checked  # type: ignore[method-assign,assignment]
+    kind.__init__ = suggests_arguments(kind.__init__)  # type: ignore[method-assign]
     return kind
 
 
@@ -118,7 +166,8 @@ def did_you_mean(value: Any, known: Iterable[str]) -> str:
     if not isinstance(value, str):
         return "."
     names = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(value.lower(), names, 1)
+    aliases = [name for name in ELSEWHERE.get(value.lower(), ()) if name in names]
+    near = aliases or difflib.get_close_matches(value.lower(), names, 1)
     return f"; did you mean {names[near[0]]!r}?" if near else "."
 
 
@@ -135,7 +184,8 @@ def describe(value: Any, depth: int = 2) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__} (did you mean {value.__name__}{_brackets(value)}?)"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"{value.dtype}{list(value.shape)}"
+        strings = getattr(value.dtype, "kind", "") in ("U", "S")
+        return f"{'strings' if strings else value.dtype}{list(value.shape)}"
     if isinstance(value, list | tuple | dict):
         return f"{kind} of {len(value)}" + (f" ({_entries(value, depth - 1)})" if depth else "")
     if dataclasses.is_dataclass(value):
@@ -171,6 +221,29 @@ def _options(value: Any, depth: int) -> str:
         for field, option in options
         if field.repr and describe(option) != describe(field.default)
     )
+
+
+def named_after(f: Callable[..., Any]) -> Callable[[F], F]:
+    """A decorator: messages of jax call a function by the name, place and arguments of ``f``.
+
+    ``f`` is the user's, and what is decorated calls it.
+    """
+    inner = inspect.unwrap(f)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    if not hasattr(inner, "__code__"):  # of a module jax would print all that it holds
+        f = MethodType(type(inner).__call__, inner)
+    wraps: Any = functools.wraps(f, updated=())  # the attributes of a module are not its own
+    named: Callable[[F], F] = wraps
+    return named
+
+
+def is_raised_here(error: BaseException) -> bool:
+    """Whether this package raised it: not the user's function that it calls, nor jax in that."""
+    frames = traceback.walk_tb(error.__traceback__)
+    files = [Path(frame.f_code.co_filename) for frame, _ in frames]
+    users = [file for file in files if Path(jax.__file__).parent not in file.parents]
+    return bool(users) and Path(__file__).parent in users[-1].parents
 
 
 def folded(text: str, indent: int) -> str:

@@ -108,7 +108,7 @@ def delay(f: Callable[[tuple[Any, ...], Any], Any], k: int) -> Delay:
         H. Lütkepohl, *New Introduction to Multiple Time Series Analysis*, 2005, section 2.1.1.
     """
     check_type("f", f, Callable, "a function f(states, x) -> state")
-    check_count("k", k, "how many states f reads")
+    check_count("k", k, "number of states that f reads")
     return Delay(f, operator.index(k))
 
 

@@ -60,7 +60,7 @@ class Sequential:
     fused: bool = False
 
     def __post_init__(self) -> None:
-        check_count("unroll", self.unroll, "how many steps per trip")
+        check_count("unroll", self.unroll, "steps per trip")
         check_progress(self.progress)
         check_type("fused", self.fused, bool, "True or False")
 

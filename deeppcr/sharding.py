@@ -35,6 +35,12 @@ from deeppcr.solution import Run
 
 __all__ = ["shard"]
 
+
+def __dir__() -> list[str]:
+    """What is public."""
+    return __all__
+
+
 T = TypeVar("T")
 
 

@@ -30,3 +30,8 @@ __all__ = [
     "predict",
     "serial_depth",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is public: not the modules that it comes from."""
+    return __all__

@@ -10,13 +10,14 @@ import importlib.util
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from depth.analysis import analyze
+from depth.analysis import analyze_loops
 from depth.cost import predict
 from depth.models import at_hand, devices
 from depth.report import seconds, table
@@ -59,7 +60,7 @@ def function(text: str) -> Callable[..., Any]:
         found = _load(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # whatever running the user's file raises
         raise argparse.ArgumentTypeError(
-            f"{text!r}: {place!r} cannot be imported: {type(error).__name__}: {error}"
+            f"{text!r}: {place!r} cannot be imported: {_first_line(error)}"
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -80,6 +81,18 @@ def _load(path: Path) -> Any:
     sys.path.insert(0, str(path.resolve().parent))
     spec.loader.exec_module(module)
     return module
+
+
+def _place(error: Exception) -> str:
+    """The last line of the user's that an error comes from, as ``file.py:12``, if there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = Path(__file__).parent, Path(jax.__file__).parent
+    users = [each for each in frames if not {*ours} & {*Path(each.filename).parents}]
+    return f"{Path(users[-1].filename).name}:{users[-1].lineno}" if users else ""
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -113,7 +126,12 @@ def _main(argv: Sequence[str] | None) -> None:
         inspect.signature(options.function).bind(*options.arguments)
     except TypeError as error:
         parser.error(f"{options.function.__name__}: {error}; give a type of each, as f32[8,16]")
-    cost = analyze(options.function, *options.arguments, trip_counts=options.trip_counts)
+    try:
+        traced = jax.make_jaxpr(options.function, return_shape=True)(*options.arguments)
+    except Exception as error:  # whatever the user's function raises
+        parser.error(f"{_place(error) or options.function.__name__}: {_first_line(error)}")
+    jaxpr, shapes = traced
+    cost, _ = analyze_loops(jaxpr, options.trip_counts, jax.tree.structure(shapes))
     print(cost)
     if options.device:
         device = at_hand() if options.device == "here" else devices[options.device]

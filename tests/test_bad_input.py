@@ -26,6 +26,7 @@ from deeppcr import (
 )
 
 X, XS = jnp.ones(3), jnp.ones((5, 3))
+SHAPE = jax.ShapeDtypeStruct((5, 3), "float32")
 NONE = XS[:0]  # cut here: a cut that compiles is not the call's fault
 
 
@@ -70,7 +71,11 @@ OPTIONS = [
     (lambda: Newton(linearize="densee"), ValueError, "linearize is 'densee'.*expected.*'dense'"),
     (lambda: Newton(window=0), ValueError, "window is 0.*expected"),
     (lambda: Newton(window=2.5), TypeError, "window is 2.5.*expected"),
-    (lambda: Newton(memory="1 GB"), TypeError, "memory is '1 GB'.*expected how many bytes"),
+    (
+        lambda: Newton(memory="1 GB"),
+        TypeError,
+        "memory is '1 GB'.*expected None or an integer >= 1 .number of bytes",
+    ),
     (lambda: Surrogate(3), TypeError, "step is 3.*expected a function"),
     (lambda: Surrogate(same, "densee"), ValueError, "linearize is 'densee'.*expected.*'dense'"),
     (lambda: Clipped("diagonal", 0.0), ValueError, "limit is 0.0.*expected"),
@@ -81,7 +86,7 @@ OPTIONS = [
     (lambda: Adjoint(linearize="?"), ValueError, "linearize is '.'.*expected.*'dense'"),
     (lambda: Adjoint(linear="?"), ValueError, "(linear|solver) is '.'.*pcr"),
     (lambda: Adjoint(max_iterations=None), TypeError, "max_iterations is None.*expected"),
-    (lambda: Adjoint(checkpoint=0), ValueError, "checkpoint is 0.*expected how many steps"),
+    (lambda: Adjoint(checkpoint=0), ValueError, "checkpoint is 0.*expected None or an integer"),
     (lambda: deeppcr.unstack([double]), TypeError, r"stacked is list.*deeppcr.stack\(layers\)"),
 ]
 # An option, and values that it does not take.
@@ -128,7 +133,7 @@ CALLS = [
     (scanned(xs=NONE, length=4), ValueError, "length is 4.*xs.*0"),
     (lambda z: solve(Chain(same), z), ValueError, "inputs.*length"),
     (scanned(xs=None, length=-1), ValueError, "length is -1.*expected"),
-    (scanned(unroll=2.5), TypeError, "unroll is 2.5.*expected True"),
+    (scanned(unroll=2.5), TypeError, "unroll is 2.5.*expected an integer.*True for all"),
     # What depends on the state, and has no derivatives.
     (
         lambda n: scan(counted, (X, n), XS, method="newton"),
@@ -161,6 +166,19 @@ CALLS = [
     (scanned(adjoint="crp"), ValueError, "adjoint.*'crp'.*expected.*'pcr'"),
     (scanned(xs=NONE, adjoint="crp"), ValueError, "adjoint.*'crp'"),
     (scanned(adjoint=Newton()), TypeError, "adjoint is Newton.*expected"),
+    # No arrays.
+    (lambda z: scan(keep, {"a": "b"}, XS), TypeError, r"init\['a'\] is the string 'b', expected"),
+    (scanned(xs=SHAPE), TypeError, r"xs is the shape float32\[5, 3\], expected an array"),
+    (lambda z: scan(keep, SHAPE, XS), TypeError, r"init is the shape float32\[5, 3\], expected"),
+    (lambda z: solve(Chain(same, SHAPE), z), TypeError, "inputs is the shape float32.*expected"),
+    (lambda b: solve_bidiagonal("A", b), TypeError, "A is the string 'A', expected an array", XS),
+    (lambda A: solve_bidiagonal(A, SHAPE), TypeError, "b is the shape float32.*expected", XS),
+    (
+        lambda b: solve_bidiagonal(b, b, initial="zero"),
+        TypeError,
+        "initial is the string 'zero', expected",
+        XS,
+    ),
     # Blocks of the chain.
     (
         solved(linearize=Surrogate(lambda z, x: z[:2])),

@@ -157,8 +157,8 @@ three, short = delay(linear(P), 3), delay(lambda states, x: states[0].sum(), 2)
 masked, resetting = deeppcr.masked(counting), deeppcr.resetting
 UNLIKE, NESTED = [*STATES[:2], jnp.ones(1)], [STATES[0], (STATES[1],), STATES[2]]
 BAD = {
-    "k is 0, expected how many states f reads: an integer": lambda: delay(linear, 0),
-    r"k is 1\.5, expected how many states f reads": lambda: delay(linear, 1.5),
+    r"k is 0, expected an integer >= 1 \(number of states that f reads\)": lambda: delay(linear, 0),
+    r"k is 1\.5, expected an integer >= 1": lambda: delay(linear, 1.5),
     "f is 3, expected a function": lambda: delay(3, 1),
     "states has 2 entries, expected k = 3 states": lambda: three.window(STATES[:2]),
     r"states is float64\[.*expected a tuple of k = 3": lambda: three.window(XS[0]),

@@ -1,6 +1,7 @@
 """What a release is made of agrees: the version, the changelog, the citation, the command line."""
 
 import contextlib
+import importlib.util
 import os
 import platform
 import re
@@ -50,6 +51,36 @@ def test_the_command_line_without_a_known_option_says_how_it_is_used(
     assert getattr(capsys.readouterr(), where).startswith(
         "usage: python -m deeppcr [-h] [--version]"
     )
+
+
+def test_one_sentence_says_what_it_is_wherever_somebody_first_meets_it(capsys, monkeypatch):
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        sentence = tomllib.load(file)["project"]["description"]
+    monkeypatch.setattr(sys, "argv", ["deeppcr"])
+    runpy.run_module("deeppcr", run_name="__main__")
+    printed = capsys.readouterr().out.replace("\n", " ")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("**deeppcr m")[2]
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("site_description: ")[2]
+    help_of_scan = deeppcr.scan.__doc__.partition("\n")[0]
+    met = ["M" + readme.partition("**")[0], site.partition("\n")[0].strip('"')]
+    met += [deeppcr.__doc__, help_of_scan, printed[printed.index("Makes") :][: len(sentence)]]
+    assert [each.replace("`", "").replace("\n", " ").strip() for each in met] == [sentence] * 5
+
+
+PUBLIC = [deeppcr, deeppcr.diffusion, deeppcr.layers, deeppcr.nn, deeppcr.sharding, depth]
+
+
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
+def test_dir_shows_what_is_public(module):
+    more = {"nn", "__version__"} if module is deeppcr else set()
+    assert set(dir(module)) == more | set(module.__all__)
+    assert not {each for each in dir(module) if not hasattr(module, each)}
+
+
+def test_nn_is_shown_where_it_can_be_imported(monkeypatch):
+    """`inspect.getmembers` and `help` take every name that is shown."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "nn" not in dir(deeppcr)
 
 
 def test_the_version_is_written_once():

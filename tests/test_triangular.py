@@ -132,7 +132,7 @@ WRONG = [
         ValueError,
         r"\[\(2,\), \(3,\)\], expected the entries",
     ),
-    ({"window": 0}, ValueError, "window is 0, expected the number of entries that change: an int"),
+    ({"window": 0}, ValueError, "window is 0, expected None or an integer >= 1 .the number of e"),
     ({"rtol": -1.0}, ValueError, "rtol is -1.0, expected a number >= 0, or None"),
 ]
 

@@ -115,9 +115,9 @@ class Adjoint:
         find_linearization(self.linearize)
         find_solver(self.linear, "linear")
         check_tolerance("rtol", self.rtol, optional=True)
-        check_count("max_iterations", self.max_iterations, "how many solves")
-        check_count("memory", self.memory, "how many bytes", optional=True)
-        check_count("checkpoint", self.checkpoint, "how many steps", optional=True)
+        check_count("max_iterations", self.max_iterations, "number of solves")
+        check_count("memory", self.memory, "number of bytes", optional=True)
+        check_count("checkpoint", self.checkpoint, "number of steps", optional=True)
 
     def bind(self, chain: TracedChain) -> "JacobianAdjoint":
         """The adjoint of a chain, with every option resolved."""

@@ -1,4 +1,4 @@
-"""What moves among values, and what stays: jax differentiates functions of what moves alone."""
+"""Split values into differentiated and constant ones: jax takes derivatives in the first alone."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

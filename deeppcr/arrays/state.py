@@ -38,7 +38,8 @@ def check_batch(state: Leaves, names: Sequence[str], batch_ndim: int, name: str)
     if len(set(batches.values())) > 1:
         found = ", ".join(f"{where}: {list(shape)}" for where, shape in batches.items())
         raise ValueError(
-            f"the leaves of {name} differ in their {batch_ndim} leading batch axes: {found}."
+            f"the leaves of {name} differ in their {batch_ndim} leading batch axes: {found}; "
+            "expected the same in all."
         )
 
 

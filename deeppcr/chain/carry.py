@@ -27,6 +27,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.same_state import is_weak, with_weak_type
 from deeppcr.chain.step import Extended, Step
+from deeppcr.checks import named_after
 from deeppcr.lower import is_eager
 from deeppcr.programs.cut_first import evaluate
 from depth.dependence import dependence
@@ -159,6 +160,7 @@ class Carry:
         It calls the user's function, so it can be traced for other dtypes.
         """
 
+        @named_after(f)
         def step(state: Leaves, inputs: Extended) -> tuple[Leaves, Any]:
             x, driven = inputs
             after, outputs = f(self.join(state, driven), x)

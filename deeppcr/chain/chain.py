@@ -22,7 +22,7 @@ from deeppcr.chain.carry import Carry
 from deeppcr.chain.drawn import drawn_first
 from deeppcr.chain.length import chain_length
 from deeppcr.chain.step import Extended, Step, trace
-from deeppcr.checks import leaves_as_arrays
+from deeppcr.checks import check_type, leaves_as_arrays, named_after
 from deeppcr.layers import repeated
 from deeppcr.lower import each
 from deeppcr.programs.effects import (
@@ -58,7 +58,7 @@ class Chain:
 
     Raises:
         ValueError: ``inputs`` contradict each other or ``length`` on L.
-        TypeError: ``length`` is not an integer.
+        TypeError: ``step`` is not a function, or ``length`` is not an integer.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: z + x, jnp.array([2.0, 5.0, 4.0]))
@@ -72,6 +72,7 @@ class Chain:
     sharding: ChainSharding | None = None
 
     def __post_init__(self) -> None:
+        check_type("step", self.step, Callable, "a function: step(state, input) -> state")
         leaves = jax.tree.leaves(self.inputs)
         if all(hasattr(leaf, "shape") for leaf in leaves):  # jax.tree.map may put in any object
             object.__setattr__(self, "length", chain_length(self.inputs, self.length, "inputs"))
@@ -153,12 +154,7 @@ class TracedChain:
 
     def outputs(self, states: Leaves, after: Leaves) -> Leaves:
         """The outputs of all steps, from ``z_0 .. z_{L-1}`` and ``z_1 .. z_L``."""
-
-        def outputs(states: Leaves, inputs: Leaves, after: Leaves, captured: Leaves) -> Leaves:
-            return jax.vmap(self.step.outputs, in_axes=(0, 0, None, 0))(
-                states, inputs, captured, after
-            )
-
+        outputs = jax.vmap(self.step.outputs, in_axes=(0, 0, 0, None))
         found: Leaves = self.axis.each(outputs, states, self.inputs, after, shared=self.captured)
         return found
 
@@ -238,7 +234,7 @@ def trace_chain(
 
 def with_outputs(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], tuple[Any, None]]:
     """The step of a `Chain` as one with outputs: none."""
-    return lambda state, inputs: (step(state, inputs), None)
+    return named_after(step)(lambda state, inputs: (step(state, inputs), None))
 
 
 def _same(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -247,7 +243,7 @@ def _same(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def _without_own(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """``f`` as a step that ignores the inputs added to its own."""
-    return lambda state, inputs: f(state, inputs.users)
+    return named_after(f)(lambda state, inputs: f(state, inputs.users))
 
 
 def _after(second: Adapt, first: Adapt) -> Adapt:
@@ -272,7 +268,8 @@ def trace_carry(
     """
     f = adapt(f)
     initial = jax.tree.unflatten(jax.tree.structure(initial), leaves_as_arrays(name, initial))
-    inputs = jax.tree.map(jnp.asarray, inputs)
+    arrays = leaves_as_arrays("xs" if name == "init" else "chain.inputs", inputs)
+    inputs = jax.tree.unflatten(jax.tree.structure(inputs), arrays)
     first = jax.tree.map(of_step, inputs)
     step, captured = trace(f, initial, first)
     leaves, tree = jax.tree.flatten(initial)

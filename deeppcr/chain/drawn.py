@@ -1,8 +1,8 @@
 """Random numbers that a step draws from inputs alone, drawn once for all steps.
 
 Noise of given keys, or of a key that is carried and split, depends on no state and no parameter, so
-that it has no derivative. Drawn before the chain, it is drawn once: not in each iteration of
-Newton's method, nor again for the gradient. Drawn by a step, it would be.
+that it has no derivative. Drawing it before the chain avoids redrawing it in every iteration of
+Newton's method and in the gradient.
 """
 
 from collections.abc import Sequence

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax import export
 
-from deeppcr.checks import describe
+from deeppcr.checks import describe, no_array
 
 
 def chain_length(inputs: Any, length: int | None, name: str) -> int:
@@ -24,11 +24,16 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
     lengths: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
         shape = np.shape(leaf)
+        if isinstance(leaf, str | bytes) or _no_numbers(leaf):
+            expected = "an array of numbers with one entry per step on axis 0"
+            raise no_array(name + jax.tree_util.keystr(path), leaf, expected)
         if not shape:
             what = "a scalar" if np.isscalar(leaf) or hasattr(leaf, "shape") else describe(leaf)
+            is_list = isinstance(inputs, list | tuple) and all(map(np.isscalar, inputs))
             raise ValueError(
                 f"{name}{jax.tree_util.keystr(path)} is {what}, "
-                "expected an array with one entry per step on axis 0."
+                "expected an array with one entry per step on axis 0"
+                + (f": jnp.asarray({name}) is one." if is_list else ".")
             )
         lengths[name + jax.tree_util.keystr(path)] = shape[0]
     if len(set(lengths.values())) > 1:
@@ -47,3 +52,8 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
     if length is None:
         raise ValueError(f"{name} has no arrays, so length is needed: the number of steps.")
     return length
+
+
+def _no_numbers(leaf: Any) -> bool:
+    """Whether it is an array of numpy's with strings, objects or dates in it."""
+    return getattr(getattr(leaf, "dtype", None), "kind", "") in tuple("OSUMm")

@@ -140,7 +140,8 @@ class _Signature:
         if callable(value):
             inner = getattr(value, "__wrapped__", None)
             if inner is None or _module(type(value)) not in ("jax", "jaxlib"):
-                self.reason = f"the derivative rule {value}"
+                name = getattr(value, "__qualname__", type(value).__name__)
+                self.reason = f"the derivative rule {name}"
             return (self.of(value), self._rule(inner))  # of `jax.jit` or `jax.custom_jvp`
         kind = type(value)
         is_memory = getattr(kind, "__eq__", None) is object.__eq__ and _module(kind) == "jax"

@@ -22,7 +22,7 @@ from deeppcr.chain.same_state import (
     promote,
     with_weak_type,
 )
-from deeppcr.checks import describe, leaves_as_arrays
+from deeppcr.checks import describe, leaves_as_arrays, named_after
 from deeppcr.lower import as_products, own_filters
 from deeppcr.programs.affine import is_affine
 from deeppcr.programs.cut_first import Order, evaluate
@@ -217,7 +217,7 @@ class Step:
         values = interpret(program, known, program.outvars, bind)
         return values[: self.states], values[self.states :]
 
-    def outputs(self, state: Leaves, inputs: Leaves, captured: Leaves, after: Leaves) -> Leaves:
+    def outputs(self, state: Leaves, inputs: Leaves, after: Leaves, captured: Leaves) -> Leaves:
         """The outputs, given the next state ``after``, which is not recomputed.
 
         For programs that evaluate many steps at once.
@@ -273,10 +273,11 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     is_first = True
     weak: tuple[bool, ...] = ()
 
-    def flat(*leaves: Any) -> Leaves:
+    @named_after(f)
+    def after_leaves(before: Any, inputs: Any) -> Leaves:
         nonlocal output_tree, promoted, weak
-        before = jax.tree.unflatten(state_tree, leaves[: len(state_leaves)])
-        result = f(before, jax.tree.unflatten(input_tree, leaves[len(state_leaves) :]))
+        leaves = jax.tree.leaves(before)  # taken now: the step may change its argument
+        result = f(before, inputs)
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise TypeError(
                 f"f returns {describe(result)}, expected a pair (carry, y), as for jax.lax.scan; "
@@ -299,11 +300,11 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
 
     def traced() -> Any:
         nonlocal state, state_leaves, is_first
-        closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
+        closed = jax.make_jaxpr(after_leaves)(state, inputs)
         if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
             state_leaves, is_first = promoted, False
             state = jax.tree.unflatten(state_tree, promoted)
-            closed = jax.make_jaxpr(flat)(*state_leaves, *input_leaves)
+            closed = jax.make_jaxpr(after_leaves)(state, inputs)
         return closed
 
     try:

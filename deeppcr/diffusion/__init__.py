@@ -3,6 +3,7 @@
 from deeppcr.diffusion.gaussian import Gaussian
 from deeppcr.diffusion.guidance import guided
 from deeppcr.diffusion.images import Inpaint
+from deeppcr.diffusion.planning import plan
 from deeppcr.diffusion.sampler import sample
 from deeppcr.diffusion.schedule import Schedule
 
@@ -11,5 +12,11 @@ __all__ = [
     "Inpaint",
     "Schedule",
     "guided",
+    "plan",
     "sample",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is public: not the modules that it comes from."""
+    return __all__

@@ -23,7 +23,14 @@ from deeppcr.adjoint import Adjoint
 from deeppcr.api import solve
 from deeppcr.arrays.avals import of_step
 from deeppcr.chain.chain import Chain
-from deeppcr.checks import check_count, check_type, describe
+from deeppcr.checks import (
+    as_array,
+    check_count,
+    check_type,
+    describe,
+    named_after,
+    suggests_arguments,
+)
 from deeppcr.choose import MethodOption, find_method
 from deeppcr.diffusion.gaussian import GAIN, Gaussian
 from deeppcr.diffusion.images import Inpaint, inpainted
@@ -38,6 +45,7 @@ from deeppcr.solution import Solution
 Model = Callable[..., Any]
 
 
+@suggests_arguments
 def sample(
     model: Model,
     schedule: Schedule,
@@ -95,6 +103,8 @@ def sample(
         ValueError: ``key`` is missing for a schedule that adds noise, a name is unknown, or
             ``coarse`` is given to the sequential method.
 
+    `plan` predicts, with the same arguments, whether a parallel method pays off.
+
     Example:
         >>> config = {"_class_name": "DDIMScheduler", "clip_sample": False}
         >>> schedule = deeppcr.diffusion.Schedule.from_config(config)
@@ -111,12 +121,37 @@ def sample(
         of Diffusion Models*, NeurIPS 2023. Z. Tang et al., *Accelerating Parallel Sampling of
         Diffusion Models*, ICML 2024.
     """
+    x_T = as_array("x_T", x_T)
+    chain, state, chosen = as_chain(
+        model, schedule, x_T, steps, start, args, inpaint, key, method, coarse, batch_ndim
+    )
+    found = solve(chain, state, method=chosen, adjoint=adjoint, batch_ndim=batch_ndim)
+    return dataclasses.replace(found, value=found.value["x"], trajectory=found.trajectory["x"])
+
+
+def as_chain(
+    model: Model,
+    schedule: Schedule,
+    x_T: Any,
+    steps: int,
+    start: int,
+    args: tuple[Any, ...],
+    inpaint: Inpaint | None,
+    key: Array | None,
+    method: str | MethodOption,
+    coarse: int | None,
+    batch_ndim: int,
+) -> tuple[Chain, Any, MethodOption]:
+    """The chain of a sampler, its initial state, and its method, from the arguments of `sample`.
+
+    They are checked. ``x_T`` may be a `jax.ShapeDtypeStruct`.
+    """
     check_type("schedule", schedule, Schedule, "a Schedule: see diffusion.Schedule.from_config")
     conditioned = bind(model, args)
-    check_count("steps", steps, "how many denoising steps")
-    check_count("coarse", coarse, "how many steps there are per model call", optional=True)
-    check_count("batch_ndim", batch_ndim, "how many batch axes x_T has", least=0)
-    x_T = jnp.asarray(x_T)
+    check_count("steps", steps, "number of denoising steps")
+    check_count("coarse", coarse, "steps per model call", optional=True)
+    check_count("batch_ndim", batch_ndim, "number of batch axes of x_T", least=0)
+    x_T = x_T if isinstance(x_T, jax.ShapeDtypeStruct) else as_array("x_T", x_T)
     if x_T.ndim < batch_ndim:
         raise ValueError(
             f"x_T has shape {list(x_T.shape)}, expected at least batch_ndim = {batch_ndim} axes."
@@ -133,15 +168,15 @@ def sample(
     table = inpainted(schedule.table(steps, start), inpaint, x_T)
     inputs = table.inputs(x_T.dtype)
     if table.is_noisy:
-        if key is None:
+        if key is None or not hasattr(key, "dtype"):
             raise ValueError(
-                f"key is None, but {schedule} adds noise at every step: "
+                f"key is {describe(key)}, but {schedule} adds noise at every step: "
                 "expected a key, such as jax.random.key(0)."
             )
         inputs["noise"] = step_noise(key, table.steps, x_T)
     state = table.begin(x_T)
     _check_output(conditioned, table, state, inputs, x_T, batch_ndim)
-    step = table.step(conditioned)
+    step = named_after(model)(table.step(conditioned))
 
     options: dict[str, Any] = {}
     guess = getattr(chosen, "initial_guess", None)
@@ -152,9 +187,7 @@ def sample(
         options["linearize"] = Surrogate(gaussian.step(table))
     if coarse is not None:
         options["initial_guess"] = _coarse_guess(table, conditioned, coarse)
-    chosen = dataclasses.replace(chosen, **options)
-    found = solve(Chain(step, inputs), state, method=chosen, adjoint=adjoint, batch_ndim=batch_ndim)
-    return dataclasses.replace(found, value=found.value["x"], trajectory=found.trajectory["x"])
+    return Chain(step, inputs), state, dataclasses.replace(chosen, **options)
 
 
 def _of_state(guess: Any) -> Any:
@@ -177,7 +210,7 @@ def bind(model: Model, args: tuple[Any, ...]) -> Model:
     """The model as a function of ``x`` and ``t`` alone."""
     check_type("model", model, Callable, "a function model(x, t)")
     check_type("args", args, tuple, "a tuple, such as (args,)")
-    return (lambda x, t: model(x, t, *args)) if args else model
+    return named_after(model)(lambda x, t: model(x, t, *args)) if args else model
 
 
 def _check_output(
@@ -185,7 +218,8 @@ def _check_output(
 ) -> None:
     """Raise unless the model returns an array like ``x``, before anything is compiled."""
     at = jax.tree.map(of_step, inputs)
-    found = jax.eval_shape(lambda state, at: table.evaluate(model, state, at), start, at)
+    evaluate = named_after(model)(lambda state, at: table.evaluate(model, state, at))
+    found = jax.eval_shape(evaluate, start, at)
     if isinstance(found, jax.ShapeDtypeStruct) and jnp.issubdtype(found.dtype, jnp.floating):
         axis = doubled_axis(found, x)
         if axis is not None and axis >= batch_ndim:

@@ -93,7 +93,7 @@ class Schedule:
             )
         scheduler = SCHEDULERS[name]
         fields = fill(found, scheduler.fields, name, FIELDS_OF_DIFFUSERS)
-        check_count("image_seq_len", image_seq_len, "how many tokens an image has", optional=True)
+        check_count("image_seq_len", image_seq_len, "number of tokens of an image", optional=True)
         given = {"eta": eta or None, "mu": mu, "image_seq_len": image_seq_len, "sigmas": sigmas}
         given = {option: value for option, value in given.items() if value is not None}
         _check_options(name, fields, given)
@@ -120,8 +120,8 @@ class Schedule:
         Raises:
             ValueError: the scheduler does not support this number of steps, or ``start``.
         """
-        check_count("steps", steps, "how many denoising steps")
-        check_count("start", start, "how many steps are left out", least=0)
+        check_count("steps", steps, "number of denoising steps")
+        check_count("start", start, "number of steps left out", least=0)
         if start >= steps:
             raise ValueError(f"start is {start}, expected an integer < steps = {steps}.")
         scheduler = SCHEDULERS[self.scheduler]

@@ -61,7 +61,7 @@ class Chunked(LinearSolver):
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
             raise ValueError(
-                f"size is {self.size}, expected the steps of a chunk: an integer >= 1, or None."
+                f"size is {self.size}, expected None or an integer >= 1 (steps of a chunk)."
             )
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:

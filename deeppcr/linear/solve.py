@@ -9,6 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from deeppcr.axis import explicit_mesh, with_auto_axes, with_auto_types
+from deeppcr.checks import as_array
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
 from deeppcr.linear.groups import BlockDiagonals
@@ -77,7 +78,7 @@ def solve_bidiagonal(
         *Semiring Parsing*, Computational Linguistics 25, 1999.
     """
     chosen = find_solver(solver)
-    b = jnp.asarray(b)
+    b = as_array("b", b)
     blocks = _as_blocks(A, b)
     if blocks.vector_shape != b.shape:
         raise ValueError(
@@ -87,7 +88,7 @@ def solve_bidiagonal(
         )
     _check_dtype("b", b.dtype, blocks.dtype)
     if initial is not None:
-        initial = jnp.asarray(initial)
+        initial = as_array("initial", initial)
         if initial.shape != b.shape[1:]:
             raise ValueError(
                 f"initial has shape {_axes(initial.shape)}, expected {_axes(b.shape[1:])}: "
@@ -145,7 +146,7 @@ def _as_blocks(A: ArrayLike | Blocks, b: Array) -> Blocks:
             )
     if isinstance(A, Blocks):
         return A
-    A = jnp.asarray(A)
+    A = as_array("A", A)
     if b.ndim < 2:
         raise ValueError(
             f"b has shape {_axes(b.shape)}, expected [chain, *batch, state]; numbers are [L, 1]."

@@ -112,7 +112,7 @@ class Diagonal(Part):
 
     def __post_init__(self) -> None:
         check_count(
-            "probes", self.probes, "the number of random probes, 0 for none", least=0, optional=True
+            "probes", self.probes, "number of random probes; 0 for none", least=0, optional=True
         )
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
@@ -168,7 +168,7 @@ class BlockDiagonal(Part):
     size: int
 
     def __post_init__(self) -> None:
-        check_count("size", self.size, "the number of entries of a block")
+        check_count("size", self.size, "number of entries of a block")
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
         found = find_structure(chain.step, chain.layout).groups

@@ -118,31 +118,23 @@ class Loop(NamedTuple):
         """The ``y`` of a step."""
         return self.program.outvars[self.states :]
 
-    def known(self, constants: Leaves, carry: Leaves, x: Leaves) -> dict[Any, Any]:
-        """The values of the variables of a step."""
-        variables = [*self.program.constvars, *self.program.invars]
-        return dict(zip(variables, [*constants, *carry, *x], strict=True))
+    @property
+    def variables(self) -> list[Any]:
+        """What a step reads: the constants, the carry and the ``x``."""
+        return [*self.program.constvars, *self.program.invars]
 
-    def evaluated(self, constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
-        """The next carry and the ``y`` of a step."""
-        known = self.known(constants, carry, x)
-        return interpret(self.program, known, self.program.outvars, bind)
+    def known(self, read: Sequence[Any]) -> dict[Any, Any]:
+        """The values of the variables of a step."""
+        return dict(zip(self.variables, read, strict=True))
 
     def retraced(
         self,
         operands: Operands,
-        step: Callable[[Leaves, Leaves, Leaves], Leaves],
+        step: Callable[[Leaves], Leaves],
     ) -> tuple[Self, Operands]:
-        """The loop of ``step(constants, carry, x)``, the next carry and ``y``, and its operands."""
+        """The loop of ``step([*constants, *carry, *x])``, carry and ``y``, and its operands."""
         count = len(self.program.constvars)
-        split = count + self.states
-        variables = [*self.program.constvars, *self.program.invars]
-        avals = [abstract(x.aval) for x in variables]
-
-        def flat(*leaves: Any) -> Leaves:
-            return step(list(leaves[:count]), list(leaves[count:split]), list(leaves[split:]))
-
-        closed = jax.make_jaxpr(flat)(*avals)
+        closed = jax.make_jaxpr(step)([abstract(x.aval) for x in self.variables])
         new = Program.of(closed)
         constvars = [*new.invars[:count], *new.constvars]
         program = new._replace(constvars=constvars, invars=new.invars[count:])
@@ -161,7 +153,7 @@ class Loop(NamedTuple):
         """
 
         def step(carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
-            known = self.known(operands.constants, carry, of_one(x))
+            known = self.known([*operands.constants, *carry, *of_one(x)])
             found = interpret(self.program, known, self.program.outvars, rule)
             return found[: self.states], found[self.states :]
 

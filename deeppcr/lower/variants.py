@@ -28,11 +28,10 @@ T = TypeVar("T")
 DEFAULT = "default"
 
 
-def differing(variant: Callable[[str], T]) -> dict[str, T]:
-    """The variant for the first platform as "default", and by platform those that differ."""
+def differing(variants: Mapping[str, T]) -> dict[str, T]:
+    """The variant of the first platform as "default", and by platform those that differ."""
     found: dict[str, T] = {}
-    for name in platforms():
-        own = variant(name)
+    for name, own in variants.items():
         default = found.setdefault(DEFAULT, own)
         if own is not default and own != default:
             found[name] = own

@@ -49,7 +49,7 @@ class Coarse:
     step: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        check_count("every", self.every, "how many steps a coarse one stands for")
+        check_count("every", self.every, "steps per coarse step")
         check_type("step", self.step, Callable | None, "a function, or None")
 
     def trajectory(self, carry: Carry, chain: TracedChain) -> Leaves:

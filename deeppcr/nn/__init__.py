@@ -13,3 +13,8 @@ except ModuleNotFoundError as missing:
     raise ImportError(f"deeppcr.nn needs {missing.name}: pip install 'deeppcr[nn]'.") from missing
 
 __all__ = ["LRU", "RNN", "SLSTM", "MinGRU", "MinLSTM", "ParaGRU", "ParaLSTM", "linen"]
+
+
+def __dir__() -> list[str]:
+    """What is public: not the modules that it comes from."""
+    return __all__

@@ -8,17 +8,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.api import solve, vector_batch
 from deeppcr.chain.chain import Chain, TracedChain, trace_chain, with_outputs
 from deeppcr.chain.length import chain_length
-from deeppcr.checks import describe
+from deeppcr.checks import check_type, describe, named_after, no_array
 from deeppcr.choose import AdjointOption, Method, left_to_jax
 from deeppcr.layers import Repeated
 from deeppcr.layers import describe as describe_layers
 from deeppcr.layers.reading import is_sequential
-from deeppcr.lower import is_eager
 from deeppcr.sequential import Sequential
 from depth import Cost
 
@@ -99,20 +99,34 @@ class Instance:
         if not found[0].initial:
             leaves = ", ".join(map(describe, jax.tree.leaves(self.state)))
             raise TypeError(
-                f"{self.name} has leaves {leaves}, expected a floating one: nothing is solved for, "
-                "and the chain runs as jax.lax.scan."
+                f"{self.name} has {f'the leaves {leaves}' if leaves else 'no leaves'}, expected a "
+                "floating one: nothing is solved for, and the chain runs as jax.lax.scan."
             )
         if not length:
             raise ValueError("the chain has 0 steps, expected 1 or more: there is nothing to plan.")
         return found[0]
 
     @property
-    def has_arrays(self) -> bool:
-        """Whether the chain can be run now: it has arrays, not shapes or tracers."""
+    def shapes(self) -> tuple[Any, Any]:
+        """The state and the inputs, as shapes on one device."""
+        of = lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.result_type(x))  # noqa: E731
+        shapes: tuple[Any, Any] = jax.tree.map(of, (self.state, self.chain.inputs))
+        return shapes
+
+    @cached_property
+    def why_not_now(self) -> str:
+        """Why the chain cannot be run now; empty if it can: it has arrays that are here."""
         leaves = jax.tree.leaves((self.state, self.chain.inputs))
-        shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            return "there are shapes (jax.ShapeDtypeStruct), no arrays"
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return "jax.disable_jit is on"
+        read = jax.make_jaxpr(self.program(Candidate(Sequential())))(*self.shapes).consts
+        # Operations on arrays that are not traced are, too, under `jax.jit`.
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in (*leaves, *read, jnp.zeros(()))):
+            return "jax traces it, as jax.jit, jax.grad and jax.vmap do"
         here = all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
-        return here and not shapes and is_eager(leaves)
+        return "" if here else "there are arrays on other machines"
 
     def candidates(
         self, methods: Sequence[Method], adjoint: AdjointOption = None
@@ -160,6 +174,8 @@ def instance_of(
 
     The state of a chain after other layers consists of shapes.
     """
+    _check_arrays("init", init)
+    _check_arrays("xs", xs)
     is_chain = isinstance(program, Chain)
     is_layers = isinstance(program, Repeated) or is_sequential(program) or not callable(program)
     if (is_chain or is_layers) and not (xs is None is length and not reverse):
@@ -173,6 +189,7 @@ def instance_of(
         chain = dataclasses.replace(program, length=length)
         return Instance(chain, with_outputs(chain.step), init, batch_ndim or 0, "z0")
     if not is_layers:
+        check_type("program", program, Callable, "a function: f(carry, x) -> (carry, y)")
         if xs is length is None:
             raise TypeError(
                 f"program is {describe(program)}, a function, but there is no xs and no length: "
@@ -180,7 +197,7 @@ def instance_of(
                 "f(carry, x) -> (carry, y), as for scan; or a list of layers, plan(layers, x)."
             )
         length, xs = chain_length(xs, length, "xs"), jax.tree.map(_reversed, xs) if reverse else xs
-        chain = Chain(lambda z, x: program(z, x)[0], xs, length)
+        chain = Chain(named_after(program)(lambda z, x: program(z, x)[0]), xs, length)
         return Instance(chain, program, init, batch_ndim or 0, "init")
     layers = describe_layers(program, init)
     chains = [segment for segment in layers.segments if not segment.reason]
@@ -191,6 +208,23 @@ def instance_of(
     batch = vector_batch(state) if batch_ndim is None else batch_ndim
     chain = Chain(run.step, run.inputs, run.length)
     return Instance(chain, with_outputs(run.step), state, batch, "x")
+
+
+def _check_arrays(name: str, tree: Any) -> None:
+    """Raise unless all leaves are arrays, numbers, or shapes."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        try:
+            jax.dtypes.result_type(leaf)
+        except (TypeError, ValueError):
+            place = name + jax.tree_util.keystr(path)
+            expected = "an array, a number or a jax.ShapeDtypeStruct"
+            error = no_array(place, leaf, expected)
+            if hasattr(leaf, "init_noise_sigma"):
+                error = TypeError(
+                    f"{place} is {leaf}, expected {expected}; a sampler is planned by "
+                    "deeppcr.diffusion.plan(model, schedule, x_T, steps=...)."
+                )
+            raise error from None
 
 
 def _reversed(x: Any) -> Any:

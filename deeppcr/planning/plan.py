@@ -7,7 +7,6 @@ from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import depth
 from deeppcr.adjoint import Autodiff
@@ -198,8 +197,9 @@ def plan(
     Raises:
         ValueError: ``device`` or ``method`` is unknown; no layers form a chain; or lengths
             contradict each other.
-        TypeError: the state has no floating-point entries; a function has neither ``xs`` nor
-            ``length``; or a chain or layers have one of them, or ``reverse``.
+        TypeError: ``init`` or ``xs`` has a leaf that is no array; the state has no floating-point
+            entries; a function has neither ``xs`` nor ``length``; or a chain or layers have one of
+            them, or ``reverse``.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(z + x), jnp.zeros((4096, 64)))
@@ -211,7 +211,7 @@ def plan(
     """
     if unknown:
         raise unknown_keyword(plan, unknown)
-    check_count("iterations", iterations, "how many iterations", optional=True)
+    check_count("iterations", iterations, "number of iterations", optional=True)
     option = find_method(method)
     model = depth.at_hand() if device is None else find_device(device)
     instance = instance_of(program, init, xs, length, reverse, batch_ndim)
@@ -228,7 +228,7 @@ def plan(
     number, source = expected_iterations(steps, linear.is_exact, 1, step.is_affine), USUAL
     if iterations:
         number, source = int(iterations), "as given"
-    elif tried and instance.has_arrays:
+    elif tried and not instance.why_not_now:
         block = nbytes // layout.dtype.itemsize
         number, source = _sample(instance, newton, block, sharding.size if sharding else 1)
     if source != USUAL:
@@ -310,11 +310,8 @@ def _promise(forward: Sequence[Candidate], gradient: Sequence[Candidate], source
 
 def _predicted(instance: Instance, one: Candidate, device: depth.Device, number: int) -> Candidate:
     """The candidate with what ``device`` is predicted to take; Newton's method ``number`` trips."""
-    # Arrays as those on one device.
-    of = lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.result_type(x))  # noqa: E731
-    shapes = jax.tree.map(of, (instance.state, instance.chain.inputs))
     with compiled_for(str(device.platform)), expecting(number):
-        jaxpr = jax.make_jaxpr(instance.program(one))(*shapes)
+        jaxpr = jax.make_jaxpr(instance.program(one))(*instance.shapes)
         cost, _ = analyze_loops(jaxpr, {ITERATION: number})
         is_jax = isinstance(one.method, Sequential) and isinstance(one.adjoint, Autodiff | None)
         if is_jax and platforms() == ("cpu",) and is_left_to_xla(instance.traced.step.jaxpr):

@@ -7,7 +7,7 @@ from typing import Any, Never
 
 import jax
 
-from deeppcr.checks import describe, unknown_keyword
+from deeppcr.checks import unknown_keyword
 from deeppcr.choose import UNROLL, AdjointOption, Method
 from deeppcr.lower import target
 from deeppcr.newton import Newton
@@ -60,10 +60,10 @@ def tune(
     if unknown:
         raise unknown_keyword(tune, unknown)
     instance = instance_of(program, init, xs, length, reverse, batch_ndim)
-    if not instance.has_arrays:
+    if instance.why_not_now:
         raise ValueError(
-            f"{instance.name} is {describe(instance.state)}, expected arrays outside of jax.jit: "
-            "tune runs the chain."
+            f"tune runs the chain, but {instance.why_not_now}; expected arrays, outside of "
+            "jax's transformations. deeppcr.plan takes shapes and traced arrays, too."
         )
     chain, methods = instance.traced, list[Method]([Sequential()])
     if not chain.obstacle:

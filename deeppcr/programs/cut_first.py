@@ -13,6 +13,7 @@ are one split, whose transpose is a concatenation, not a sum of arrays padded wi
 
 import dataclasses
 import math
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, filterfalse
 from typing import Any, NamedTuple, Self
@@ -71,7 +72,7 @@ class Slices(NamedTuple):
             return value.slices[self]
         if jnp.ndim(value) != len(self.shape):
             return [value] * len(self.bounds)
-        same = [size != full for size, full in zip(jnp.shape(value), self.shape, strict=True)]
+        same = list(map(operator.ne, jnp.shape(value), self.shape))
         if self.split is not None:
             sizes, axis = self.split
             return [value] * len(sizes) if same[axis] else list(lax.split(value, sizes, axis))

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import linear_util
 
 from deeppcr.programs.retrace import converted
 from depth.jaxprs import HoldsProgram, Program, equations
@@ -27,7 +26,8 @@ ROUNDOFF = {lax.Precision.DEFAULT: 2.0**-8, TF32: 2.0**-11, lax.Precision.HIGHES
 
 def in_full_precision(program: Program) -> Program:
     """The same program, its variables included, with such products, also in derivative rules."""
-    return program._replace(eqns=_Conversion().equations(program.eqns))
+    conversion = _Conversion()
+    return program._replace(eqns=[conversion.equation(each) for each in program.eqns])
 
 
 def own_rounding(program: Program) -> float:
@@ -55,10 +55,8 @@ class _Conversion:
     def __init__(self) -> None:
         self._found: dict[int, tuple[Any, Any]] = {}
 
-    def equations(self, equations: list[Any]) -> list[Any]:
-        return [self._equation(each) for each in equations]
-
-    def _equation(self, equation: Any) -> Any:
+    def equation(self, equation: Any) -> Any:
+        """An equation; the same object if nothing changes."""
         name, params = equation.primitive.name, equation.params
         if name in OWN_KERNELS:
             return equation
@@ -66,20 +64,20 @@ class _Conversion:
             if params["precision"] is not None or not all(map(_is_full, equation.invars[:2])):
                 return equation
             return equation.replace(params={**params, "precision": HIGHEST})
-        new = {key: self._parameter(value) for key, value in params.items()}
+        new = {
+            key: value.converted(in_full_precision)
+            if isinstance(value, HoldsProgram)
+            else converted(value, self.program, self._rule)
+            for key, value in params.items()
+        }
         is_same = all(new[key] is value for key, value in params.items())
         return equation if is_same else equation.replace(params=new)
-
-    def _parameter(self, value: Any) -> Any:
-        if isinstance(value, HoldsProgram):
-            return value.converted(in_full_precision)
-        return converted(value, self.program, self._rule)
 
     def program(self, value: Any) -> Any:
         """A jaxpr, closed or not; the same object if nothing changes."""
         if id(value) not in self._found:
             inner = getattr(value, "jaxpr", value)
-            new = self.equations(inner.eqns)
+            new = [self.equation(each) for each in inner.eqns]
             changed = value
             if any(a is not b for a, b in zip(new, inner.eqns, strict=True)):
                 changed = inner.replace(eqns=new)
@@ -87,18 +85,14 @@ class _Conversion:
             self._found[id(value)] = value, changed  # with the key's own object, which has to live
         return self._found[id(value)][1]
 
-    def _rule(self, rule: Any) -> Any:
-        """A derivative rule: a function of tracers, or one that returns a program first."""
-
-        def call(*arguments: Any) -> Any:
-            users = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-            with jax.default_matmul_precision(users or "highest"):
-                result = rule.call_wrapped(*arguments)
-            if isinstance(result, tuple) and result and hasattr(result[0], "eqns"):
-                return self.program(result[0]), *result[1:]
-            return result
-
-        return linear_util.wrap_init(call, debug_info=rule.debug_info)
+    def _rule(self, rule: Any, *arguments: Any) -> Any:
+        """What a derivative rule, a function of tracers, returns: values, or a program first."""
+        users = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        with jax.default_matmul_precision(users or "highest"):
+            result = rule.call_wrapped(*arguments)
+        if isinstance(result, tuple) and result and hasattr(result[0], "eqns"):
+            return self.program(result[0]), *result[1:]
+        return result
 
 
 def _is_full(atom: Any) -> bool:

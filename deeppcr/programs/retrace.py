@@ -13,6 +13,7 @@ equation, including the functions that it calls and their derivative rules (`jax
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import jax
@@ -109,19 +110,15 @@ class Retrace:
         program = with_literals(Program.of(closed), own)
         return closed.jaxpr.replace(**program._asdict())
 
-    def _derivative(self, rule: Any) -> Any:
-        """A function that returns the jaxpr of a derivative rule, given which tangents are zero.
+    def _derivative(self, rule: Any, *zeros: bool) -> tuple[Any, ...]:
+        """The jaxpr of a derivative rule, given which tangents are zero, retraced.
 
-        Of a `jax.custom_jvp`, or forwards of a `jax.custom_vjp`. The jaxpr is retraced.
+        Of a `jax.custom_jvp`, or forwards of a `jax.custom_vjp`.
         """
-
-        def call(*zeros: bool) -> tuple[Any, ...]:
-            with self.mesh():
-                jaxpr, constants, *without_tangent = rule.call_wrapped(*zeros)
-            closed = self._trace(Program.of(jaxpr), jaxpr.invars, constants)
-            return without_constants(closed), list(getattr(closed, "consts", ())), *without_tangent
-
-        return linear_util.wrap_init(call, debug_info=rule.debug_info)
+        with self.mesh():
+            jaxpr, constants, *without_tangent = rule.call_wrapped(*zeros)
+        closed = self._trace(Program.of(jaxpr), jaxpr.invars, constants)
+        return without_constants(closed), list(getattr(closed, "consts", ())), *without_tangent
 
 
 class _Meshless(Retrace):
@@ -156,10 +153,11 @@ class _Varying(Retrace):
         return [vary(x, self.axes) for x in values]
 
 
-def converted(parameter: Any, program: Callable[[Any], Any], rule: Callable[[Any], Any]) -> Any:
+def converted(parameter: Any, program: Callable[[Any], Any], rule: Callable[..., Any]) -> Any:
     """A parameter of an equation, with its programs and its derivative rules converted.
 
-    The same object if these are.
+    The same object if these are. ``program`` converts a program. ``rule(theirs, *arguments)`` runs
+    instead of a derivative rule, ``theirs``.
     """
     if isinstance(parameter, tuple | list):
         new = [converted(each, program, rule) for each in parameter]
@@ -168,7 +166,8 @@ def converted(parameter: Any, program: Callable[[Any], Any], rule: Callable[[Any
         has_names = hasattr(parameter, "_fields")
         return type(parameter)(*new) if has_names else type(parameter)(new)
     if hasattr(parameter, "call_wrapped"):
-        return rule(parameter)
+        run = partial(rule, parameter)
+        return linear_util.wrap_init(run, debug_info=parameter.debug_info)
     return program(parameter) if hasattr(parameter, "eqns") else parameter
 
 

@@ -39,7 +39,7 @@ from deeppcr.linearize import (
     find_linearization,
     memory_budget,
 )
-from deeppcr.lower import DEFAULT, by_platform, differing
+from deeppcr.lower import DEFAULT, by_platform, differing, platforms
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
@@ -194,7 +194,7 @@ class Problem:
                 method = dataclasses.replace(method, memory=each)
             return option.with_options(method)
 
-        return differing(chosen)
+        return differing({name: chosen(name) for name in platforms()})
 
     def adjoints(self) -> dict[str, AdjointSolver | Autodiff]:
         """The adjoint, by platform."""
@@ -205,7 +205,8 @@ class Problem:
             method = dataclasses.replace(method, linearize=blocks)
         found: dict[str, AdjointOption] = {DEFAULT: adjoint}
         if adjoint is None:
-            found = differing(lambda platform: choose_adjoint(shapes, method, platform).option)
+            choices = {name: choose_adjoint(shapes, method, name) for name in platforms()}
+            found = differing({name: choice.option for name, choice in choices.items()})
         elif isinstance(adjoint, Adjoint) and "linearize_adjoint" in self.arrays:
             blocks = self.arrays["linearize_adjoint"]
             found = {DEFAULT: dataclasses.replace(adjoint, linearize=blocks)}

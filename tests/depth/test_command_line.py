@@ -14,6 +14,7 @@ from depth.__main__ import argument, main
 
 ROOT = Path(__file__).parents[2]
 MODEL = '''
+import numpy as np
 import jax
 import jax.numpy as jnp
 from helper_of_the_model import scale
@@ -40,6 +41,18 @@ def until(x):
 
 def nothing():
     return jnp.zeros(3)
+
+
+def host(x):
+    return jnp.asarray(np.sin(x))
+
+
+def lost(x):
+    return unknown + x
+
+
+def text(x):
+    return "text"
 
 
 weights = 3
@@ -157,9 +170,20 @@ def test_wide_types_are_wide_without_x64_and_the_interpreter_stays_as_it_was(run
     assert sys.path == before
 
 
+LINES = MODEL.splitlines()
 BAD = {
     "nothing": ([], "function"),
     "one type of two": (["model_file.py:step", "f32[8]"], "missing a required argument: 'x'"),
+    "types that do not fit": (
+        ["model_file.py:step", "f32[3,4]", "f32[5]"],
+        f"error: model_file.py:{LINES.index('def step(w, x):') + 3}: TypeError: dot_general requires contracting dimensions to have",
+    ),
+    "an array for numpy": (
+        ["model_module:host", "f32[3]"],
+        f"error: model_module.py:{LINES.index('def host(x):') + 2}: TracerArrayConversionError: The numpy.ndarray conversion",
+    ),
+    "a mistake": (["model_file.py:lost", "f32[3]"], "py:36: NameError: name 'unknown' is not"),
+    "no array": (["model_file.py:text", "f32[3]"], "error: text: TypeError: function text at"),
     "an unknown dtype": (["model_file.py:step", "f99[8]"], "f99[8]"),
     "a missing function": (["model_file.py:stop"], "stop"),
     "no separator": (["model_file.py"], "model_file.py"),

@@ -99,7 +99,11 @@ def painted(*inpaint):
 
 BAD = [
     (lambda: OF.table(10, 10), ValueError, "start is 10, expected an integer < steps = 10"),
-    (lambda: OF.table(10, -1), ValueError, "start is -1, expected how many steps"),
+    (
+        lambda: OF.table(10, -1),
+        ValueError,
+        "start is -1, expected an integer >= 0 .number of steps",
+    ),
     (lambda: SCHEDULES["pndm"].table(10, 1), ValueError, "start is 1, but .* skip_prk_steps=True"),
     (
         lambda: OF.add_noise(IMAGE, NOISE[0], steps=10),

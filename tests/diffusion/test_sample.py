@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from deeppcr import Anderson, Newton, Result, Scalar
-from deeppcr.diffusion import Schedule, guided, sample
+from deeppcr.diffusion import Inpaint, Schedule, guided, plan, sample
 from tests.problems import assert_agree
 
 STEPS, BATCH, WIDTH = 20, 3, 6
@@ -270,17 +270,60 @@ BAD = [
     ("args", NOISE, TypeError, r"args is float64\[3, 6\], expected a tuple"),
     ("x_T", jnp.ones((2, 3), int), TypeError, "x_T has dtype int64, expected a floating one"),
     ("x_T", jnp.float64(1.0), ValueError, r"x_T has shape \[\], expected at least batch_ndim = 1"),
+    ("x_T", "noise", TypeError, "x_T is the string 'noise', expected an array"),
     ("steps", 0, ValueError, "steps is 0"),
     ("steps", 2.5, TypeError, "steps is 2.5"),
     ("coarse", 0, ValueError, "coarse is 0"),
     ("method", "euler", ValueError, "method is 'euler'"),
+    ("num_inference_steps", 50, TypeError, "'num_inference_steps'.*did you mean 'steps'"),
+    ("generator", KEY, TypeError, "'generator', expected one of .*did you mean 'key'"),
     ("schedule", schedule("ddpm"), ValueError, "key is None, but .*DDPMScheduler.* adds noise"),
 ]
 
 
 @pytest.mark.parametrize(("name", "value", "error", "message"), BAD)
-def test_bad_input(name, value, error, message):
+@pytest.mark.parametrize("call", [sample, plan])
+def test_bad_input(call, name, value, error, message):
     options = {"method": "newton"} | GOOD | {name: value}
     arguments = [options.pop(each) for each in ("model", "schedule", "x_T")]
     with pytest.raises(error, match=message):
-        sample(*arguments, **options)
+        call(*arguments, **options)
+
+
+def test_names_of_other_libraries_are_understood_before_an_argument_is_missed():
+    message = r"^sample\(\) got .*'num_inference_steps'.*did you mean 'steps'\?$"
+    with pytest.raises(TypeError, match=message):
+        sample(lambda x, t: x, schedule("ddim"), NOISE, num_inference_steps=10)
+    with pytest.raises(TypeError, match=r"x_T is the shape float32\[3\], expected an array"):
+        sample(lambda x, t: x, schedule("ddim"), jax.ShapeDtypeStruct((3,), "float32"), steps=3)
+    with pytest.raises(ValueError, match=r"key is 3, but .* expected a key, such as jax.random"):
+        sample(lambda x, t: x, schedule("ddpm"), NOISE, steps=3, key=3)
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'steps'"):
+        sample(lambda x, t: x, schedule("ddim"), NOISE)
+
+
+def test_a_sampler_is_planned_with_its_own_arguments():
+    model, of = partial(predict, WEIGHTS), schedule("unipc")
+    shape = jax.ShapeDtypeStruct(NOISE.shape, NOISE.dtype)
+    keep = Inpaint(NOISE, NOISE > 0, NOISE)
+    plans = [
+        plan(model, of, x_T, steps=STEPS, start=5, inpaint=keep, device="H100", method="newton")
+        for x_T in (NOISE, shape)
+    ]
+    for found in plans:
+        assert found.found["chain"] == "15 steps, a state of 24 entries, a batch of 3"
+        assert found.device.name == "H100"
+        assert found.newton.method == Newton()
+    assert "from the whole chain" in plans[0].found["iterations"]
+    assert "usual" in plans[1].found["iterations"]
+    result = plan(model, of, NOISE, steps=STEPS)
+    assert sample(model, of, NOISE, steps=STEPS, method=result.method).converged
+
+
+@pytest.mark.parametrize("options", [{"coarse": 4}, {"key": KEY}])
+def test_a_plan_counts_the_iterations_that_the_sampler_takes(options):
+    model, of = partial(predict, WEIGHTS), schedule("ddpm" if "key" in options else "ddim")
+    arguments = model, of, NOISE
+    found = plan(*arguments, steps=STEPS, method="newton", **options)
+    solution = sample(*arguments, steps=STEPS, method=Newton(atol=0.0), **options)
+    assert found.newton.iterations == solution.stats.iterations

@@ -255,7 +255,12 @@ BAD = [
     ),
     (FLOW, DYNAMIC, {}, "the shift depends on the image; expected image_seq_len"),
     (FLOW, DYNAMIC, {"mu": 0.5, "image_seq_len": 64}, "mu and image_seq_len are given"),
-    (FLOW, DYNAMIC, {"image_seq_len": 0}, "image_seq_len is 0, expected how many tokens"),
+    (
+        FLOW,
+        DYNAMIC,
+        {"image_seq_len": 0},
+        "image_seq_len is 0, expected None or an integer >= 1 .number of tokens",
+    ),
     (FLOW, {}, {"mu": 0.5}, "mu is 0.5, but use_dynamic_shifting is False"),
     (FLOW, {}, {"sigmas": [1.0, 0.5]}, "steps is 10, but the schedule has 2 sigmas of its own"),
 ]

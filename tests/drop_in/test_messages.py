@@ -2,19 +2,39 @@
 
 import re
 from collections import namedtuple
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import deeppcr
 from tests.drop_in.kinds import METHODS
 
 Pair = namedtuple("Pair", ["first", "second"])
 SHORT = jnp.zeros(5, jnp.float32)
 ZERO = jnp.zeros((), jnp.float32)
+
+
+class Cell:
+    """A step with parameters; the class itself is none."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, c, x):
+        return c * self.weight + x, x
+
+
 WRONG = {
     # f
     "f is a number": (lambda scan: scan(3, 0.0, SHORT), TypeError, ["f", "3", "callable|function"]),
+    "f is a class": (
+        lambda scan: scan(Cell, 0.0, SHORT),
+        TypeError,
+        [r"f is the class Cell \(did you mean Cell\(...\)\?\), expected a function"],
+    ),
     # what f returns
     "an array": (
         lambda scan: scan(lambda c, x: jnp.zeros(3, jnp.float32), ZERO, SHORT),
@@ -91,6 +111,21 @@ WRONG = {
         TypeError,
         ["text|str"],
     ),
+    "text in xs": (
+        lambda scan: scan(lambda c, x: (c, x), ZERO, ["a", "b"]),
+        TypeError,
+        [r"xs\[0\] is the string 'a', expected an array"],
+    ),
+    "an array of text": (
+        lambda scan: scan(lambda c, x: (c, x), ZERO, {"t": np.array(["a", "b"])}),
+        TypeError,
+        [r"xs\['t'\] is strings\[2\], expected an array of numbers"],
+    ),
+    "a list of numbers": (
+        lambda scan: scan(lambda c, x: (c, x), ZERO, [1.0, 2.0]),
+        ValueError,
+        [r"xs\[0\] is a scalar.*jnp.asarray\(xs\) is one"],
+    ),
 }
 
 
@@ -103,3 +138,104 @@ def test_messages(name, scan):
     message = str(raised.value)
     for pattern in said:
         assert re.search(pattern, message, re.DOTALL), (pattern, message)
+
+
+def by_numpy(c, x):
+    return np.sin(c) + x, None
+
+
+def by_float(c, x):
+    return c * float(x), None
+
+
+def by_branch(c, x):
+    return (c if c > 0 else x), None
+
+
+def by_index(c, x):
+    return c * [1.0, 2.0][x.astype(int)], None
+
+
+def by_shape(c, x):
+    return c + jnp.ones(x.astype(int)).sum(), None
+
+
+CONCRETE = [by_numpy, by_float, by_branch, by_index, by_shape]
+PLACE = r"tracing the function {} at " + re.escape(__file__)
+
+
+@METHODS
+@pytest.mark.parametrize("step", CONCRETE)
+def test_what_jax_says_of_a_step_is_said_alone(step, scan):
+    """The function and the line are the user's."""
+    with pytest.raises(TypeError) as theirs:
+        jax.lax.scan(step, ZERO, SHORT)
+    with pytest.raises(type(theirs.value)) as ours:
+        scan(step, ZERO, SHORT)
+    assert str(ours.value) == str(theirs.value)
+    assert re.search(PLACE.format(step.__name__), str(ours.value))
+
+
+def chained(step):
+    def of_chain(z, x):
+        return step(z, x)[0]
+
+    return of_chain
+
+
+def counted(step):
+    """With a counter in its carry, it is traced once more."""
+
+    def of_counter(c, x):
+        return (c[0] + 1, step(c[1], x)[0]), None
+
+    return of_counter
+
+
+CALLS = {
+    "of_chain": lambda step: deeppcr.solve(deeppcr.Chain(chained(step), SHORT), ZERO),
+    "step": lambda step: deeppcr.plan(step, ZERO, SHORT),
+    "of_counter": lambda step: deeppcr.plan(counted(step), (0, ZERO), SHORT),
+    "model": lambda step: deeppcr.diffusion.sample(
+        lambda x, t: step(x, x)[0], SCHEDULE, SHORT, steps=3
+    ),
+}
+SCHEDULE = deeppcr.diffusion.Schedule.from_config({"_class_name": "DDIMScheduler"})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_other_calls_name_the_users_function(name):
+    def step(c, x):
+        return by_numpy(c, x)
+
+    said = PLACE.format({"model": "<lambda>"}.get(name, name))
+    with pytest.raises(jax.errors.TracerArrayConversionError, match=said):
+        CALLS[name](step)
+
+
+@pytest.mark.parametrize("name", [*CALLS, "scan"])
+def test_a_leaked_tracer_names_the_users_function(name):
+    kept = []
+
+    def step(c, x):
+        kept.append(c)
+        return jnp.tanh(c + x), None
+
+    CALLS.get(name, lambda step: deeppcr.scan(step, ZERO, SHORT, method="newton"))(step)
+    said = {"model": "<lambda>", "scan": "step"}.get(name, name)
+    with pytest.raises(jax.errors.UnexpectedTracerError) as raised:
+        kept[-1] + 1
+    assert f"was {said} at {__file__}" in str(raised.value)
+
+
+def test_a_step_that_is_an_object_is_named_and_not_printed():
+    class Module:
+        def __call__(self, z, x):
+            return np.sin(z)
+
+        def __repr__(self):
+            raise AssertionError("a printed module may copy all its arrays from the device")
+
+    for step in (Module(), partial(Module()), jax.tree_util.Partial(Module())):
+        with pytest.raises(jax.errors.JAXTypeError, match=PLACE.format("__call__")):
+            deeppcr.solve(deeppcr.Chain(step, SHORT), ZERO)

@@ -23,6 +23,7 @@ from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle
 XS = jnp.zeros((100, 8), jnp.float32)
 Z0 = jnp.zeros(8, jnp.float32)
 SHAPE = jax.ShapeDtypeStruct((8,), jnp.float32)
+SCHEDULE = deeppcr.diffusion.Schedule.from_config({"_class_name": "DDIMScheduler"})
 WEIGHT = normal(0, 8, 8).astype(jnp.float32)
 DENSE = Chain(lambda z, x: jnp.tanh(z @ WEIGHT + jnp.broadcast_to(x, z.shape)), XS)
 PAIRS = Chain(lambda z, x: (jnp.sin(z[0] * z[1]) + x, z[0] + z[1]), XS)
@@ -309,6 +310,11 @@ def test_blocks_that_are_not_exact_are_tried_as_such():
         ((Chain(lambda z, x: z[:4], XS), Z0), {}, r"state.*\[8\].*\[4\].*expected"),
         ((lambda z, x: (jnp.tanh(z + x), None), Z0, XS[:0]), {}, "the chain has 0 steps"),
         (([], Z0), {}, "there is no chain"),
+        ((lambda z, x: (z, x), (), XS), {}, "init has no leaves, expected a floating one"),
+        ((lambda z, x: (z, x), "zero", XS), {}, "init is the string 'zero', expected an array"),
+        ((lambda z, x: (z, x), Z0, [XS, None, "x"]), {}, r"xs\[2\] is the string 'x', expected"),
+        ((lambda z, x: (z, x), SCHEDULE, Z0), {}, r"init is Schedule\(.*diffusion.plan\(model"),
+        ((dict, Z0, XS), {}, r"program is the class dict .*expected a function: f\(carry, x\)"),
         (([jnp.sin, lambda x: x[:2]], Z0), {}, "there is no chain"),
         ((lambda z, x: (z, None), 0.5), {}, r"there is no xs and no length: .*plan\(layers, x\)"),
         ((DENSE, Z0, jnp.ones(3)), {}, "program is a Chain"),
@@ -339,8 +345,35 @@ def test_tune_times_what_is_sensible_and_returns_a_pair(capsys):
 
     ways = {"method": method, "adjoint": adjoint}, {"method": "sequential", "adjoint": "autodiff"}
     assert_agree(*jax.jit(lambda z: [jax.grad(partial(loss, **way))(z) for way in ways])(z0))
-    with pytest.raises(ValueError, match="expected arrays"):
-        deeppcr.tune(chain, jax.ShapeDtypeStruct((3,), "float64"))
+
+
+def traced(call, z, xs):
+    """Calls under transformations, of arrays and of steps that read such."""
+    step = lambda z, x: (jnp.tanh(z + x), None)  # noqa: E731
+    jax.jit(lambda z: (call(step, z, xs), z)[1])(z)
+    jax.jit(lambda w: (call(lambda z, x: (jnp.tanh(w * z), x), z, xs), w)[1])(z)
+    jax.jit(lambda w: (call(step, z, xs), w)[1])(z)
+    jax.grad(lambda z: (call(step, z, xs), z.sum())[1])(z)
+    jax.vmap(lambda z: (call(step, z, xs), z)[1])(z[None])
+
+
+def test_a_plan_can_be_made_where_jax_traces_and_a_measurement_says_that_it_cannot():
+    found = []
+
+    def plan(*arguments):
+        found.append(deeppcr.plan(*arguments, method="newton").found["iterations"])
+
+    traced(plan, Z0, XS[:9])
+    assert len(found) == 5
+    assert all("usual" in each for each in found)
+
+    def tune(*arguments):
+        with pytest.raises(ValueError, match=r"tune runs the chain, but jax traces it.*expected"):
+            deeppcr.tune(*arguments)
+
+    traced(tune, Z0, XS[:9])
+    with pytest.raises(ValueError, match=r"there are shapes.*expected arrays.*deeppcr.plan takes"):
+        deeppcr.tune(DENSE, SHAPE)
 
 
 def test_a_step_without_a_derivative_has_no_gradient_to_choose():

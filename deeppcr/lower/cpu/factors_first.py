@@ -82,9 +82,9 @@ def factors_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     if not loop.linear:
         return loop, operands
 
-    def step(constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
-        known = loop.known(constants, carry, x)
-        return multiplied_first(loop.program, known, loop.program.invars[: loop.states])
+    def step(read: Leaves) -> Leaves:
+        states = loop.program.invars[: loop.states]
+        return multiplied_first(loop.program, loop.known(read), states)
 
     return loop.retraced(operands, step)
 

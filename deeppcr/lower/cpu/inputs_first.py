@@ -70,10 +70,9 @@ def inputs_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     return loop, given._replace(constants=list(known.values()))
 
 
-def _opened_up(loop: Loop, constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
+def _opened_up(loop: Loop, read: Leaves) -> Leaves:
     """A step with calls opened and slices moved first."""
-    known = loop.known(constants, carry, x)
-    return evaluate(loop.program, known, loop.program.outvars, _opened)
+    return evaluate(loop.program, loop.known(read), loop.program.outvars, _opened)
 
 
 def _opened(equation: Any, operands: list[Any]) -> list[Any] | None:

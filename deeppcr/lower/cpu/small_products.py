@@ -45,9 +45,8 @@ def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
             operands = [materialised(x, one) if atom in moved else x for atom, x in both]
         return write_out(equation, operands)
 
-    def step(constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
-        known = loop.known(constants, carry, x)
-        return evaluate(loop.program, known, loop.program.outvars, replace)
+    def step(read: Leaves) -> Leaves:
+        return evaluate(loop.program, loop.known(read), loop.program.outvars, replace)
 
     return loop.retraced(operands, step)
 

@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.in_order import Loop, Operands
+from depth.jaxprs import bind, interpret
 
 MOST = 256  # entries of an array that is put into another
 
@@ -26,8 +27,8 @@ def results_stacked(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
         return loop, operands
     ys = [x.aval for x in loop.outputs]
 
-    def step(constants: Leaves, carry: Leaves, x: Leaves) -> Leaves:
-        found = loop.evaluated(constants, carry, x)
+    def step(read: Leaves) -> Leaves:
+        found = interpret(loop.program, loop.known(read), loop.program.outvars, bind)
         return [*found[: loop.states], *stack_equal(found[loop.states :], ys)]
 
     new, operands = loop.retraced(operands, step)
