@@ -26,6 +26,7 @@ from deeppcr.arrays.avals import like
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.programs.calls import Call
+from depth.jaxprs import without_constants
 
 Function = Callable[[Leaves, Any], Any]  # of ``known`` arrays and a pytree; it closes over none
 
@@ -123,19 +124,13 @@ class _Role:
 def solved(map_: LinearMap, known: Leaves, x: Any, is_transposed: bool = False) -> Any:
     """``map_.apply(known, x)``, or its transpose, differentiable in both."""
     x = like(x, known, x)  # as the loop of a solution makes them vary
-    params = _traced(map_, known, x, is_transposed)
-    leaves = linear_map_p.bind(*known, *jax.tree.leaves(x), **params)
-    return jax.tree.unflatten(params["role"].y, leaves)
-
-
-def _traced(map_: LinearMap, known: Leaves, x: Any, is_transposed: bool = False) -> dict[str, Any]:
-    """The parameters of an equation."""
     f = map_.transpose if is_transposed else map_.apply
     # Of a new function each time, so that jax caches nothing for it.
     with jax.default_matmul_precision(map_.precision):
         closed, y = jax.make_jaxpr(partial(f), return_shape=True)(known, x)
     role = _Role(map_, is_transposed, len(known), *map(jax.tree.structure, (x, y)))
-    return {"call_jaxpr": closed, "role": role}
+    leaves = linear_map_p.bind(*known, *jax.tree.leaves(x), call_jaxpr=closed, role=role)
+    return jax.tree.unflatten(role.y, leaves)
 
 
 class _Primitive(Call):
@@ -198,13 +193,14 @@ def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
     b, v = jax.tree.unflatten(role.x, equation.invars[count:])
     known = [equation.invars[i] for i in part.known]
     x = partition(b, part.y), tuple(map(partition, v, part.v))
-    params = _traced(part.map, *jax.tree.map(lambda atom: atom.aval, (known, x)))
-    part_of = equation.replace(
+    avals = jax.tree.map(lambda atom: atom.aval, (known, x))
+    program = without_constants(jax.make_jaxpr(partial(solved, part.map))(*avals))
+    own = equation.replace(
         invars=[*known, *jax.tree.leaves(x)],
         outvars=partition(equation.outvars, part.y),
-        params=params,
+        params=program.eqns[-1].params,
     )
-    return [*(i in part.known for i in range(count)), *part.operands], part_of
+    return [*(i in part.known for i in range(count)), *part.operands], own
 
 
 linear_map_p = _Primitive("linear_map")
