@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from tests.problems import assert_agree, normal
+from tests.problems import assert_agree, normal, pairs
 
 W, XS = normal(0, 3, 3, scale=0.3), normal(1, 40, 3)
 SOLVED = {
@@ -74,8 +74,7 @@ def derivatives(f, w):
     )
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("scan", SOLVED)
+@pytest.mark.parametrize(("scan", "step"), pairs(list(SOLVED), list(STEPS)))
 def test_derivatives_are_those_of_lax_scan(scan, step):
     f = partial(loss, *STEPS[step])
     expected = jax.jit(partial(derivatives, partial(f, jax.lax.scan)))(W)
@@ -84,14 +83,14 @@ def test_derivatives_are_those_of_lax_scan(scan, step):
     assert_agree(found, expected)
 
 
-@pytest.mark.parametrize("scan", SOLVED)
-def test_outside_of_jit_too(scan):
-    f = partial(loss, *STEPS["overflows"])
+@pytest.mark.parametrize(("step", "scan"), pairs(list(STEPS), ["backprop", "pcr"]))
+def test_outside_of_jit_too(step, scan):
+    f = partial(loss, *STEPS[step])
     expected = jax.grad(partial(f, jax.lax.scan))(W)
     assert_agree(jax.grad(partial(f, SOLVED[scan]))(W), expected)
 
 
-@pytest.mark.parametrize("scan", SOLVED)
+@pytest.mark.parametrize("scan", ["default", "backprop", "pcr"])
 def test_an_entry_that_is_differentiated_nowhere_has_no_tangent(scan):
     def after(scan, w):  # the derivative of the root is infinite
         (h, clock), _ = scan(partial(counts, w), STEPS["counts"][1], XS)
@@ -116,9 +115,9 @@ def test_newton_iterates_for_what_is_read(batched):
     def beside(w, carry, x):
         return overflows(w, carry, x)[0]
 
-    pairs = (alone, carry[0]), (beside, carry)
+    runs = (alone, carry[0]), (beside, carry)
     ws = jnp.stack([W, 0.5 * W]) if batched else W
-    each = (partial(run, *pair) for pair in pairs)
-    expected, found = (jax.jit(jax.vmap(f) if batched else f)(ws) for f in each)
+    compiled = (partial(run, *each) for each in runs)
+    expected, found = (jax.jit(jax.vmap(f) if batched else f)(ws) for f in compiled)
     assert_agree(found[0], expected[0])
     np.testing.assert_array_equal(found[1], expected[1])

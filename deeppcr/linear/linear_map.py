@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
-from deeppcr.arrays.avals import like
+from deeppcr.arrays.avals import like, varying_axes
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.programs.calls import Call
@@ -188,7 +188,7 @@ def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
     if not any(used):
         return [False] * len(equation.invars), None
     part = role.part(used)
-    if part is None:
+    if part is None or varying_axes([x.aval for x in equation.invars]):  # of another mesh
         return [True] * len(equation.invars), equation
     b, v = jax.tree.unflatten(role.x, equation.invars[count:])
     known = [equation.invars[i] for i in part.known]

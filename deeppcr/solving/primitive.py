@@ -21,7 +21,7 @@ from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint import pushes
 from deeppcr.adjoint.custom_vjp import differentiated
-from deeppcr.arrays.avals import like
+from deeppcr.arrays.avals import like, varying_axes
 from deeppcr.arrays.partition import partition
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
@@ -171,19 +171,19 @@ def _of_states_read(equation: Any, used: Sequence[bool]) -> tuple[list[bool], An
     which of its results are used.
     """
     structures, count = equation.params["structures"], len(equation.invars)
-    problem: Problem = jax.tree.unflatten(structures.problem, range(count))
     unchanged = [True] * count, equation, used
     run: Run = jax.tree.unflatten(structures.run, range(len(used)))
+    outputs = [used[i] for i in run.outputs]
+    states = [used[i] for i in run.trajectory]
+    states = [a or used[i] for a, i in zip(states, run.last, strict=True)] if run.last else states
+    if all(states) or varying_axes([x.aval for x in equation.invars]):
+        return unchanged
+    problem: Problem = jax.tree.unflatten(structures.problem, range(count))
     iterates = any(isinstance(each, Newton) for each in problem.methods().values())
     if not iterates or problem.chain.axis != LOCAL:
         return unchanged
-    states = [used[i] for i in run.trajectory]
-    states = [a or used[i] for a, i in zip(states, run.last, strict=True)]
-    outputs = [used[i] for i in run.outputs]
     states = leaves_read(problem.chain.step, states, outputs)
-    if all(states) or not any(states) or jax.sharding.get_abstract_mesh().manual_axes:
-        return unchanged
-    part = problem.part(states, outputs)
+    part = problem.part(states, outputs) if any(states) and not all(states) else None
     if part is None:
         return unchanged
     operands, tree = jax.tree.flatten(part)
