@@ -1,4 +1,4 @@
-"""Solutions of linear recurrences that their residual judges, and what it rejects step by step.
+"""Check parallel solutions by their residual; recompute rejected steps sequentially.
 
 A parallel solver multiplies blocks with each other. A product of blocks may overflow although every
 state is finite, as for ``A_l = 30`` and states that stay 0, and it may lose all digits, as for
@@ -48,7 +48,7 @@ class System:
         b: ``[L, *batch, w]``.
         axis: the chain axis, in the direction of the recurrence.
         transposed: whether a block belongs to the step that passes on, not to that which receives.
-        is_left: whether it is used what the last step passes on.
+        is_left: whether the value passed on by the last step is used.
     """
 
     b: Array

@@ -134,7 +134,7 @@ def users_guess(guess: Guess, carry: Carry, chain: TracedChain) -> Leaves:
 
 
 def _states(what: str, found: Any, carry: Carry, steps: tuple[int, ...], where: str = "") -> Leaves:
-    """The leaves of the state in a carry from the user, of so many steps, checked."""
+    """Check a user's carry of ``steps`` and return its state leaves."""
     leaves, structure = jax.tree.flatten(found)
     shapes = [jnp.shape(leaf) for leaf in leaves]
     expected = [(*steps, *z.shape) for z in carry.initial]

@@ -79,8 +79,8 @@ class Iterate(NamedTuple):
         history: of the iterates, for acceleration; else ().
         residuals: one more than iterations, that of the guess in the second place; empty unless
             recorded.
-        reported: int32, the number of converged states reported to the user last: an estimate of
-            what has converged may be taken back, a report may not.
+        reported: int32, the number of converged states reported to the user last. The
+            estimate may fall; the reported count must not.
     """
 
     iterations: Array

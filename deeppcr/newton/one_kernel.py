@@ -19,8 +19,8 @@ from deeppcr.solution import Result, Run, SolvedBy, Stats
 def solved(solver: Any, chain: TracedChain, otherwise: Callable[[TracedChain], Run]) -> Run | None:
     """The run of a chain by one kernel; None if there is none. Other platforms run ``otherwise``.
 
-    A kernel iterates until residuals are rounding, whatever tolerance is asked for, and computes
-    step by step what does not converge.
+    The kernel ignores ``rtol`` and ``atol``: it iterates to rounding level, and computes step by
+    step what does not converge.
 
     Args:
         solver: a `NewtonSolver`.

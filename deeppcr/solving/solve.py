@@ -45,7 +45,7 @@ def solve_chain(
     run: Run = jax.tree.unflatten(tree, bind())
     if chain.length > unpadded.length:
         run = shortened(run, unpadded.length)
-    # What is not sharded evenly is whole.
+    # Unevenly sharded arrays are replicated.
     get_last = axis.last if axis.size > 1 and unpadded.length % axis.size == 0 else last_of
     last = run.last or list(map(get_last, run.trajectory))
     return _ended(dataclasses.replace(run, last=last), method, unpadded.length)

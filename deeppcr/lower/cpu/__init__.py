@@ -1,7 +1,8 @@
 """What a CPU runs: for loops an ordered list of rules, for all steps at once one more.
 
 A rule of loops is a function ``(loop, operands) -> (loop, operands)`` in a file of its own, which
-says what XLA does, the gain, and the version of jax. What it is not for, it returns as it is.
+says what XLA does, the gain, and the version of jax. It returns loops that it does not apply to
+unchanged.
 """
 
 from collections.abc import Callable

@@ -63,9 +63,9 @@ COPIED = 64  # entries of a matrix whose copy in every trip takes no time (jax 0
 # and the multiplications of a step up to which neither its loop nor its derivative gains from ours:
 # of GRUs of 8 units, 192, they take 2.3 and 1.4 times as long, of filters of 3 x 3 0.7 and 0.4.
 TINY, FEW = 9, 150
-# Arrays that a step reads: if there are more, equal ones are one array. XLA compiles the gradient
-# of 60 scalars, whose loop reads 420, in half the time (jax 0.10.2). Those that it writes are not:
-# each would be cut from the one array by a kernel of its own.
+# Above this many inputs of a step, those of equal type are stacked. XLA compiles the gradient of 60
+# scalars, whose loop reads 420, in half the time (jax 0.10.2). Results are not stacked: a kernel of
+# its own would cut each from the one array.
 MANY = 32
 
 
