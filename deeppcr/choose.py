@@ -1,11 +1,12 @@
 """The rule behind "auto": which method computes the states, and which adjoint the derivatives.
 
 - What cannot be solved in parallel is `jax.lax.scan`.
-- On a CPU: the loop, and backpropagation. The derivative is jax's own for a step with wide
-  products, which backpropagation evaluates once more, for a few layers, which then compile faster,
-  for small loops that XLA compiles well by itself, and for short ones. Nothing parallel was faster:
-  on 120 chains of six kinds this choice is within 7 % of the best candidate, in the mean (jax
-  0.10.2, 2 cores).
+- On a CPU: the loop, and backpropagation. No parallel forward pass was faster; a parallel adjoint
+  was for some narrow chains. The derivative is jax's own for
+  - a step with wide products, which backpropagation evaluates once more;
+  - large states that jax's derivative does not keep;
+  - small loops that XLA compiles well by itself, and short ones;
+  - a few layers, which then compile faster.
 - On an accelerator: the least of three times, in seconds. A loop launches some kernels in each
   step. One kernel runs all steps, and takes as long as its instructions. Newton's method takes some
   iterations, each a few launches for each of the log2 L rounds of its solver, and the traffic of
@@ -41,7 +42,7 @@ from deeppcr.structure import find_structure
 from depth.counts import ceil_log2, contracted, nbytes, size
 from depth.jaxprs import called, equations, is_literal, moved_by
 
-# Operations of the products of a step, from which on a CPU leaves its derivative to jax: GRU, 64
+# FLOPs of the products of a step above which jax's own derivative is faster on a CPU: GRU, 64
 # units, a batch of 64: 3e6, 0.8 of the time; LSTM, 128 units: 0.3e6, 1.6 times (jax 0.10.2).
 WIDE = 5e5
 # Layers up to which a CPU leaves their derivative to jax: that takes half the time to compile, and

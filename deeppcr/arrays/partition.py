@@ -1,4 +1,4 @@
-"""Split values into differentiated and constant ones: jax takes derivatives in the first alone."""
+"""Split values into differentiated and constant ones, and combine them again."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
