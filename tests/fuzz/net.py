@@ -6,6 +6,7 @@ import io
 import sys
 import time
 import types
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -93,7 +94,10 @@ def outcome(program: Scan, names: dict[str, Any], scan: Any) -> tuple[Any, list[
     if program.is_checked:
         function = checkify.checkify(function)
     without_jit = jax.disable_jit(program.disabled and scan is not names["oracle"])
-    with contextlib.redirect_stdout(printed), without_jit:
+    with contextlib.redirect_stdout(printed), without_jit, warnings.catch_warnings():
+        if program.batch and not all(node.does.forward for node in program.used):
+            # How a `jax.custom_vjp` couples examples is not known.
+            warnings.filterwarnings("ignore", "the examples of a batch may influence each other")
         found = (jax.jit(function) if program.jitted else function)(*names["arguments"])
         jax.block_until_ready(found)
         jax.effects_barrier()
