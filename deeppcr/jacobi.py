@@ -200,8 +200,10 @@ def _iterate(f: Map, start: Leaves, window: int, rtol: float | None, others: Lea
 
         is_settled = index < now.settled
         same = is_settled | all_agree(_same)
-        broken = first(is_settled & ~all_agree(partial(_close, rtol=rtol or 0.0)))
-        changed = first(~same if rtol is None else ~(same | all_agree(partial(_close, rtol=rtol))))
+        kept = all_agree(lambda new, old: _close(new, old, rtol or 0.0, _rounding(new.dtype)))
+        broken = first(is_settled & ~kept)
+        close = same if rtol is None else same | all_agree(partial(_close, rtol=rtol))
+        changed = first(~close)
         takes = ~is_settled & (index < changed + window)
         states = [
             jnp.where(takes.reshape(-1, *[1] * (old.ndim - 1)), each, old)
@@ -227,8 +229,8 @@ def _same(new: Array, old: Array) -> Array:
     return same.all(tuple(range(1, new.ndim)))
 
 
-def _close(new: Array, old: Array, rtol: float) -> Array:
-    """Bool ``[L]``: the entries that are equal up to rounding, or to the tolerance if it is more.
+def _close(new: Array, old: Array, rtol: float, least: float = 0.0) -> Array:
+    """Bool ``[L]``: the entries that are equal up to a tolerance: ``rtol``, or ``least`` if less.
 
     Relative to the largest finite number of an entry; what is not finite is equal, or it is not.
     """
@@ -238,13 +240,19 @@ def _close(new: Array, old: Array, rtol: float) -> Array:
         equal |= jnp.isnan(new) & jnp.isnan(old)
         sizes = [jnp.where(jnp.isfinite(x), x, 0) for x in map(jnp.abs, (new, old))]
         size = jnp.maximum(*sizes).max(axes, keepdims=True, initial=0)
-        info = jnp.finfo(new.dtype)
-        # Shorter than float32 are results, not sums: they round once.
-        rounding = float(info.eps) * (ROUNDING if info.bits >= 32 else 2)
         difference = jnp.abs(new - old)
-        is_small = difference <= jnp.maximum(jnp.asarray(rtol, size.dtype), rounding) * size
+        is_small = difference <= jnp.maximum(jnp.asarray(rtol, size.dtype), least) * size
         equal |= jnp.isfinite(difference) & is_small
     return equal.all(axes)
+
+
+def _rounding(dtype: Any) -> float:
+    """By how much evaluations of one function may differ, relative to the largest number."""
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return 0.0
+    info = jnp.finfo(dtype)
+    # Shorter than float32 are results, not sums: they round once.
+    return float(info.eps) * (ROUNDING if info.bits >= 32 else 2)
 
 
 def _differentiable(f: Callable[[Leaves, Leaves], Leaves], root: Leaves, read: Leaves) -> Leaves:
