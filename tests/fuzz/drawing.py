@@ -174,18 +174,18 @@ def draw(seed: int) -> Scan:
 def drawn_last(rng: random.Random, program: Scan) -> dict[str, Any]:
     """Fields that are seldom other than in most programs."""
     found: dict[str, Any] = {}
+    leaves = list(program.leaves)
     if rng.random() < 0.08:
         found["dtype"] = "float16"
+        leaves = [dataclasses.replace(leaf, scale=min(leaf.scale, 1e3)) for leaf in leaves]
     if rng.random() < 0.08:
         found["infinite"] = rng.choice(["u", "init"])
     if rng.random() < 0.08:
-        leaves = list(program.leaves)
         index = rng.randrange(len(leaves))
         leaves[index] = dataclasses.replace(leaves[index], kind="overflowing")
-        found["leaves"] = tuple(leaves)
     if program.length <= 3 and "on a mesh" not in program.check:
         found["disabled"] = rng.random() < 0.2
-    return found
+    return {**found, "leaves": tuple(leaves)}
 
 
 def possible(check: str, nodes: list[Node]) -> bool:

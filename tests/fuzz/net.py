@@ -95,8 +95,8 @@ def outcome(program: Scan, names: dict[str, Any], scan: Any) -> tuple[Any, list[
         function = checkify.checkify(function)
     without_jit = jax.disable_jit(program.disabled and scan is not names["oracle"])
     with contextlib.redirect_stdout(printed), without_jit, warnings.catch_warnings():
-        if program.batch and not all(node.does.forward for node in program.used):
-            # How a `jax.custom_vjp` couples examples is not known.
+        if program.batch and any(not d.forward or "inner(" in d.text for d in program.does):
+            # How a `jax.custom_vjp`, or a chain in a step, couples examples is not known.
             warnings.filterwarnings("ignore", "the examples of a batch may influence each other")
         found = (jax.jit(function) if program.jitted else function)(*names["arguments"])
         jax.block_until_ready(found)

@@ -166,12 +166,16 @@ class Scan:
         return read
 
     @property
+    def does(self) -> list[Operation]:
+        return [node.does for node in self.used]
+
+    @property
     def has_effects(self) -> bool:
-        return any(node.does.has_effect for node in self.used)
+        return any(each.has_effect for each in self.does)
 
     @property
     def meets(self) -> bool:
-        return any(node.does.meets for node in self.used)
+        return any(each.meets for each in self.does)
 
     @property
     def is_checked(self) -> bool:
@@ -180,7 +184,7 @@ class Scan:
 
     def refuses(self, words: str) -> bool:
         """Whether an error in words is an answer: of effects, of no blocks, of meeting others."""
-        does = [node.does for node in self.used]
+        does = self.does
         neither = not all(each.reverse for each in does) and not all(each.forward for each in does)
         explicit = self.method not in PLAIN or self.adjoint not in STEP_BY_STEP
         return explicit and (
