@@ -40,8 +40,12 @@ def stack(layers: Any, x: Any = None) -> Stack:
     """Stack equal layers into one pytree, for training.
 
     A list of L modules has L times as many arrays for every transformation and for the compiler.
-    Stacked, the compile time of a network does not depend on its number of layers. An array that is
-    the same object in all layers is stored once.
+    Stacked, the compile time of a network does not depend on its number of layers.
+
+    Layers that are one object, as in ``[module] * 12``, have one set of weights, which is stored
+    and trained once. So has a variable that functions close over, or of flax nnx, if it is one in
+    all layers. Other arrays are trained for each layer, as jax differentiates a list, even if they
+    begin as one array. (Arguments of `jax.jit` are no more one object: stack them outside.)
 
     Args:
         layers: equal layers, or layers that repeat with a period (`Linear`, `relu`, `Linear`,

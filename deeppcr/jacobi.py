@@ -6,15 +6,17 @@ program evaluates the map L times, for one more entry each time. Jacobi's iterat
 
     y <- step(y)
 
-takes all entries of each evaluation. Let p be the number of entries from the front that ``step``
-reproduces, ``step(y)[:p] == y[:p]``. By induction they are those of the sequential program, and so
-is ``step(y)[p]``, which depends on no others. So every evaluation settles at least one entry, and L
-of them settle all. Settled entries are kept, so a later evaluation makes the same of them, to the
-last bit, or the map is not triangular: this tells, and costs nothing.
+takes all entries of each evaluation. If the first p entries of y are those of the sequential
+program, so are the first p + 1 of ``step(y)``; and p + 2, if entry p has not changed by this, and
+so on. So every evaluation settles at least one entry, L of them settle all, and one more confirms
+the last. What is settled is reproduced by later evaluations, or the map is not triangular: this
+tells, and costs nothing.
 
-Entries of floating dtypes agree up to rounding of their size, as in `deeppcr.newton.convergence`.
-Their derivative is the solution of ``dy = J dy + c``, with J, strictly lower triangular, the
-derivative of the map: a triangular map, too, and so is its transpose, from the back.
+Entries that have not changed are the same to the last bit: small changes add up along a map, in
+bfloat16 to any size. (What is settled already need only come out up to rounding: sums on a GPU, or
+by a Fourier transform, depend a little on what they should not read.) The derivative is the
+solution of ``dy = J dy + c``, with J, strictly lower triangular, the derivative of the map: a
+triangular map, too, and so is its transpose, from the back.
 
 References: Y. Song, C. Meng, R. Liao, S. Ermon, *Accelerating Feedforward Computation via Parallel
 Nonlinear Equation Solving*, ICML 2021, section 3; A. Santilli et al., *Accelerating Transformer
@@ -29,12 +31,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import jaxpr_as_fun
 
-from deeppcr.arrays.avals import like
+from deeppcr.arrays.avals import like, varying_axes
 from deeppcr.arrays.partition import combine, floating, partition
 from deeppcr.arrays.state import Leaves
 from deeppcr.checks import check_count, check_tolerance, describe, leaves_as_arrays
 from deeppcr.newton.convergence import ROUNDING
+from deeppcr.programs.calls import with_operands
 from deeppcr.solution import Result, is_right
 
 Map = Callable[[Leaves], Leaves]
@@ -51,7 +56,8 @@ class TriangularSolution:
 
     Attributes:
         value: all entries, as the guess: a pytree with leaves ``[L, ...]``.
-        iterations: int32 scalar, the evaluations of the map: at most L.
+        iterations: int32 scalar, the evaluations of the map: at most L + 1, the last of which
+            confirms the answer.
         prefix: int32 scalar, the number of entries that are right: L, or the first that the map
             does not determine by those before it.
         result: int32 scalar, one of `Result`: CONVERGED, NOT_FINITE (as is the sequential
@@ -80,13 +86,12 @@ def triangular(
 
     The answer is that of the loop that evaluates the map L times, and takes one entry each time.
     Here every evaluation settles at least one entry: more if the guess, or what becomes of it, is
-    right. Discrete entries are exact. Real ones are differentiable with respect to all arrays that
-    ``step`` reads, to every order; derivatives are solved by the same iteration.
+    right. Real entries are differentiable with respect to all arrays that ``step`` reads, to every
+    order; derivatives are solved by the same iteration.
 
     Call it inside `jax.jit`: outside, every call compiles anew. A map that is not triangular is
     found by entries that change although those before them do not: an error outside of `jax.jit`
-    and `jax.vmap`, a result inside. If none do, the answer satisfies $y = f(y)$, as any that is
-    called converged.
+    and `jax.vmap`, a result inside. If none do, the answer satisfies $y = f(y)$, up to rounding.
 
     Args:
         step: the map, from a pytree like ``guess`` to another, of the same shapes and dtypes.
@@ -94,8 +99,9 @@ def triangular(
             the same answer.
         window: integer >= 1, how many entries from the first unsettled one on change in an
             iteration; those after it stay as guessed. 1: the sequential program. None: all.
-        rtol: the tolerance on what ``step`` changes, relative to the largest number of an entry;
-            None for rounding level. Discrete entries have none.
+        rtol: a number >= 0: end when ``step`` changes every real entry by less than this, relative
+            to the largest finite number of an entry. None: when it changes nothing. Settled entries
+            may change by this, or by rounding, if that is more.
 
     Returns:
         a `TriangularSolution`.
@@ -110,7 +116,7 @@ def triangular(
         ...     return jnp.concatenate([jnp.array([1]), 2 * y[:-1]])
         >>> solution = deeppcr.triangular(doubled, jnp.zeros(5, int))
         >>> solution.value, int(solution.iterations)
-        (Array([ 1,  2,  4,  8, 16], dtype=int32), 5)
+        (Array([ 1,  2,  4,  8, 16], dtype=int32), 6)
 
     References:
         Y. Song, C. Meng, R. Liao, S. Ermon, *Accelerating Feedforward Computation via Parallel
@@ -128,108 +134,168 @@ def triangular(
         return jax.tree.leaves(step(jax.tree.unflatten(tree, leaves)))
 
     _check_step(step, jax.tree.unflatten(tree, leaves))
-    # The arrays that the step reads become arguments; of a function each time, as jax caches it.
-    f, read = jax.closure_convert(on_leaves, leaves)
-    constant = [lax.stop_gradient(x) for x in (leaves, read)]
-    found = _iterate(
-        lambda y: f(y, *constant[1]), constant[0], window or length, rtol, others=constant[1]
-    )
-    states, right = found.states, found.prefix + 1 >= length
+    # The arrays that the step reads become arguments, which are differentiated. Inside
+    # `jax.shard_map` entries vary as these arrays do.
+    program, read = with_operands(jax.make_jaxpr(on_leaves)(leaves))
+    if varying_axes(read) - varying_axes(leaves):
+        leaves = like(leaves, read)
+        program, read = with_operands(jax.make_jaxpr(on_leaves)(leaves))
+
+    def f(y: Leaves, read: Leaves) -> Leaves:
+        return list(jaxpr_as_fun(program)(*read, *y))
+
+    start, constant = lax.stop_gradient((leaves, read))
+    found = _iterate(lambda y: f(y, constant), start, window or length, rtol, constant)
+    states, right = found.states, found.broken >= length
     moves = floating(states)
     if reals := partition(states, moves):
 
-        def of_reals(y: Leaves) -> Leaves:
-            return partition(f(combine(states, moves, y), *read), moves)
+        def of_reals(y: Leaves, read: Leaves) -> Leaves:
+            states, read = read[: len(moves)], read[len(moves) :]
+            return partition(f(combine(states, moves, y), read), moves)
 
-        reals = _differentiable(of_reals, reals)
+        reals = _differentiable(of_reals, reals, [*lax.stop_gradient(states), *read])
     states = combine(states, moves, reals)
     finite = [jnp.isfinite(leaf).all() for leaf in map(lax.stop_gradient, reals)]
     result = jnp.where(jnp.stack([*finite, True]).all(), Result.CONVERGED, Result.NOT_FINITE)
     result = jnp.where(right, result, Result.NOT_CONVERGED).astype(jnp.int32)
-    prefix = jnp.where(right, length, found.prefix)
     if not isinstance(right, jax.core.Tracer) and not right:
         raise ValueError(
-            f"step is not triangular: entry {prefix} of what it returns changed, although the "
-            "entries before it did not; expected it to depend on them alone. (A NaN times zero is "
-            "NaN: mask what a model does not read by jnp.where.)"
+            f"step is not triangular: entry {found.broken} of what it returns changed, although "
+            "the entries before it did not; expected it to depend on them alone. (A NaN times zero "
+            "is NaN: mask what a model does not read by jnp.where. If the entry changed by "
+            "rounding, set rtol above that.)"
         )
     value = jax.tree.unflatten(tree, states)
-    return TriangularSolution(value, found.iterations, prefix, result)
+    return TriangularSolution(value, found.iterations, found.broken, result)
 
 
 class _Iterate(NamedTuple):
-    """``prefix``: the number of entries that the map reproduces; -1 before the first evaluation."""
+    """``settled``: the number of entries that are known to be those of the sequential program.
+
+    ``broken``: the first of them that changed all the same, or L.
+    """
 
     states: Leaves
-    prefix: Array
+    settled: Array
+    broken: Array
     iterations: Array
-    progresses: Array
+    is_last: Array
 
 
-def _iterate(
-    f: Map,
-    start: Leaves,
-    window: int,
-    rtol: float | None,
-    *,
-    others: Leaves,
-    is_linear: bool = False,
-) -> _Iterate:
-    """Iterate ``f`` from ``start``.
-
-    ``others``: arrays that it reads. ``is_linear``: it ends when all entries agree, or after L
-    iterations. They suffice from either end: the L-th power of a triangular map is zero.
-    """
+def _iterate(f: Map, start: Leaves, window: int, rtol: float | None, others: Leaves) -> _Iterate:
+    """Iterate ``f``, which reads ``others``, from ``start`` until nothing changes."""
     length = len(start[0])
     index = jnp.arange(length, dtype=jnp.int32)
 
+    def first(which: Array) -> Array:
+        return jnp.where(which, index, length).min()
+
     def trip(now: _Iterate) -> _Iterate:
         new = f(now.states)
-        agree = jnp.stack([_agree(*both, rtol) for both in zip(new, now.states, strict=True)])
-        disagree = jnp.where(agree.all(0), length, index)
-        prefix = disagree.min()
-        changes = (index >= prefix) & (index < prefix + window)
+
+        def all_agree(agree: Callable[[Array, Array], Array]) -> Array:
+            """Bool ``[L]``."""
+            return jnp.stack([agree(*both) for both in zip(new, now.states, strict=True)]).all(0)
+
+        is_settled = index < now.settled
+        same = is_settled | all_agree(_same)
+        kept = all_agree(lambda new, old: _close(new, old, rtol or 0.0, _rounding(new.dtype)))
+        broken = first(is_settled & ~kept)
+        close = same if rtol is None else same | all_agree(partial(_close, rtol=rtol))
+        changed = first(~close)
+        takes = ~is_settled & (index < changed + window)
         states = [
-            jnp.where(changes.reshape(-1, *[1] * (old.ndim - 1)), each, old)
+            jnp.where(takes.reshape(-1, *[1] * (old.ndim - 1)), each, old)
             for each, old in zip(new, now.states, strict=True)
         ]
-        return _Iterate(states, prefix, now.iterations + 1, prefix > now.prefix)
+        settled = jnp.minimum(first(~same) + 1, length)
+        is_last = (changed == length) | (broken < length)
+        return _Iterate(states, settled, broken, now.iterations + 1, is_last)
 
-    def goes_on(now: _Iterate) -> Array:
-        within = now.iterations < length if is_linear else now.progresses
-        return (now.prefix < length - 1) & within
-
-    begin = _Iterate(list(start), jnp.int32(-1), jnp.int32(0), jnp.array(True))
-    return lax.while_loop(goes_on, trip, like(begin, begin, others))
+    zero, no = jnp.int32(0), jnp.array(False)
+    begin = _Iterate(list(start), zero, jnp.int32(length), zero, no)
+    return lax.while_loop(lambda now: ~now.is_last, trip, like(begin, begin, others))
 
 
-def _agree(new: Array, old: Array, rtol: float | None) -> Array:
-    """Bool ``[L]``: the entries that are the same, up to the tolerance if they are real."""
-    axes = tuple(range(1, new.ndim))
+def _same(new: Array, old: Array) -> Array:
+    """Bool ``[L]``: the entries that are the same to the last bit; any NaN is like another."""
+    if jnp.issubdtype(new.dtype, jnp.complexfloating):
+        return _same(new.real, old.real) & _same(new.imag, old.imag)
     same = new == old
-    if jnp.issubdtype(new.dtype, jnp.inexact):
+    if jnp.issubdtype(new.dtype, jnp.floating):
+        same &= jnp.signbit(new) == jnp.signbit(old)  # of zeros: 1 / y tells them apart
         same |= jnp.isnan(new) & jnp.isnan(old)
-        size = jnp.maximum(jnp.abs(new), jnp.abs(old)).max(axes, keepdims=True, initial=0)
-        eps = float(jnp.finfo(new.dtype).eps)
-        same |= jnp.abs(new - old) <= (ROUNDING * eps if rtol is None else rtol) * size
-    return same.all(axes)
+    return same.all(tuple(range(1, new.ndim)))
 
 
-def _differentiable(f: Map, root: Leaves) -> Leaves:
-    """The ``root`` of ``y = f(y)``, with derivatives: ``J dy - dy = -c``, for matvec ``J - I``."""
+def _close(new: Array, old: Array, rtol: float, least: float = 0.0) -> Array:
+    """Bool ``[L]``: the entries that are equal up to a tolerance: ``rtol``, or ``least`` if less.
+
+    Relative to the largest finite number of an entry; what is not finite is equal, or it is not.
+    """
+    axes = tuple(range(1, new.ndim))
+    equal = new == old
+    if jnp.issubdtype(new.dtype, jnp.inexact):
+        equal |= jnp.isnan(new) & jnp.isnan(old)
+        sizes = [jnp.where(jnp.isfinite(x), x, 0) for x in map(jnp.abs, (new, old))]
+        size = jnp.maximum(*sizes).max(axes, keepdims=True, initial=0)
+        difference = jnp.abs(new - old)
+        is_small = difference <= jnp.maximum(jnp.asarray(rtol, size.dtype), least) * size
+        equal |= jnp.isfinite(difference) & is_small
+    return equal.all(axes)
+
+
+def _rounding(dtype: Any) -> float:
+    """By how much evaluations of one function may differ, relative to the largest number."""
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return 0.0
+    info = jnp.finfo(dtype)
+    # Shorter than float32 are results, not sums: they round once.
+    return float(info.eps) * (ROUNDING if info.bits >= 32 else 2)
+
+
+def _differentiable(f: Callable[[Leaves, Leaves], Leaves], root: Leaves, read: Leaves) -> Leaves:
+    """The ``root`` of ``y = f(y, read)``, with derivatives: ``dy = J dy + c``."""
+    implicit = jax.custom_jvp(lambda y, _: y)
+
+    @partial(implicit.defjvp, symbolic_zeros=True)
+    def rule(primals: Any, tangents: Any) -> tuple[Leaves, Leaves]:
+        y, read = implicit(*primals), primals[1]
+        moves = [not isinstance(t, SymbolicZero) for t in tangents[1]]
+        moving, pushed = ([partition(x, moves)] for x in (read, tangents[1]))
+        _, c = jax.jvp(lambda x: f(y, combine(read, moves, x)), moving, pushed)
+        return y, _solve_linear(lambda y: f(y, read), y, c, [*y, *read])
+
+    found: Leaves = implicit(lax.stop_gradient(root), read)
+    return found
+
+
+def _solve_linear(f: Map, root: Leaves, c: Leaves, others: Leaves) -> Leaves:
+    """The solution x of ``x = J x + c``, for the derivative J of ``f`` at the ``root``.
+
+    Jacobi's iteration needs at most L iterations from either end: ``J^L`` is zero.
+    """
+    _, push = jax.linearize(f, root)
+    pull = jax.linear_transpose(push, root)
 
     def solve(matvec: Map, b: Leaves) -> Leaves:
-        def following(x: Leaves) -> Leaves:
-            return [m + y - c for m, y, c in zip(matvec(x), x, b, strict=True)]
+        def trip(now: Any) -> Any:
+            x, count, _ = now
+            new = [m + each for m, each in zip(matvec(x), b, strict=True)]
+            same = [_same(*both).all() for both in zip(new, x, strict=True)]
+            return new, count + 1, jnp.stack(same).all()
 
-        start = [-c for c in b]
-        return _iterate(following, start, len(b[0]), None, others=root, is_linear=True).states
+        begin = b, jnp.int32(1), jnp.array(False)
+        begin = like(begin, b, others)
+        return lax.while_loop(lambda now: (now[1] < len(b[0])) & ~now[2], trip, begin)[0]
 
-    found: Leaves = lax.custom_root(
-        lambda y: [new - old for new, old in zip(f(y), y, strict=True)],
-        root,
-        lambda _, root: root,
-        lambda matvec, b: lax.custom_linear_solve(matvec, b, solve, solve),
+    def residual(x: Leaves) -> Leaves:
+        return [each - m for each, m in zip(x, push(x), strict=True)]
+
+    # The solvers take J itself: of x - J x, an infinite x does not give it back.
+    found: Leaves = lax.custom_linear_solve(
+        residual, c, lambda _, b: solve(push, b), lambda _, b: solve(lambda x: pull(x)[0], b)
     )
     return found
 

@@ -66,8 +66,8 @@ class SolvedBy(enum.IntEnum):
 
 def is_right(result: Array) -> Array:
     """Bool: whether the states of a `Result` are those of the sequential program."""
-    failed = (result == Result.NOT_CONVERGED) | (result == Result.NOT_FINITE)
-    return ~failed
+    failed = jnp.int32(Result.NOT_CONVERGED), jnp.int32(Result.NOT_FINITE)
+    return (result != failed[0]) & (result != failed[1])
 
 
 class NotConverged(RuntimeError):
@@ -197,7 +197,7 @@ def _looked_through(states: list[Any], stats: Stats, result: Array) -> tuple[Sta
             first = jnp.where(is_finite, length, index).min(initial=jnp.iinfo(jnp.int32).max)
             finite = jnp.minimum(finite, first)
     # An iterate that has not converged may overflow where the program does not.
-    not_finite = (finite < length) & (result != Result.NOT_CONVERGED)
+    not_finite = (finite < length) & (result != jnp.int32(Result.NOT_CONVERGED))
     found = jnp.where(not_finite, jnp.int32(Result.NOT_FINITE), result)
     residual = jnp.where(not_finite, jnp.inf, stats.residual).astype(stats.residual.dtype)
     rate = stats.growth_rate

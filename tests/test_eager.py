@@ -72,11 +72,38 @@ def nested(weight=WEIGHT):
     )[1].sum()
 
 
+def coarse(*steps, **options):
+    guess = deeppcr.Coarse(3, *steps)
+
+    def call(z0=INIT):
+        newton = deeppcr.Newton(initial_guess=guess, **options)
+        chain = deeppcr.Chain(lambda z, x: jnp.tanh(WEIGHT @ z + x), XS)
+        return deeppcr.solve(chain, z0, method=newton).value.sum()
+
+    return call
+
+
+def sampled():
+    config = {"_class_name": "DDPMScheduler", "clip_sample": False}
+    return deeppcr.diffusion.sample(
+        lambda x, t: jnp.tanh(x @ WEIGHT) * (1 + 0.001 * t.astype(x.dtype)),
+        deeppcr.diffusion.Schedule.from_config(config),
+        XS,
+        steps=9,
+        key=jax.random.key(0),
+        coarse=3,
+    ).value
+
+
 CALLS = {
     "scan": scanned(),
     "forward": lambda: deeppcr.forward([lambda x: jnp.tanh(WEIGHT @ x)] * 5, INIT),
     "gradient": lambda: jax.grad(scanned(method="newton", adjoint="pcr"))(WEIGHT),
     "vmap": lambda: jax.vmap(scanned(method="newton"), (None, 0))(WEIGHT, XS),
+    "from coarse steps": coarse(),
+    "from the user's coarse steps": coarse(lambda z, x: jnp.tanh(WEIGHT @ z + x.mean(0))),
+    "gradient from coarse steps": lambda: jax.grad(coarse())(INIT),
+    "a coarse sampler": sampled,
     "a counter": counted,
     "rules of derivatives": with_rules,
     "a scan of a scan": nested,

@@ -96,3 +96,48 @@ def test_what_jax_cannot_map_runs_step_by_step(adjoint):
     assert_agree(*(jax.grad(partial(loss, scan))(Z0) for scan in (ours, jax.lax.scan)))
     with pytest.raises(ValueError, match="a pure_callback with vmap_method=None"):
         loss(partial(deeppcr.scan, method="newton"), Z0)
+
+
+@jax.custom_batching.custom_vmap
+def sine(x):
+    return jnp.sin(x)
+
+
+@sine.def_vmap
+def _(size, batched, x):
+    return jnp.sin(x), batched[0]
+
+
+def of_state(z, x):
+    z = 0.5 * sine(z) + x
+    return z, z
+
+
+def of_input(z, x):
+    z = 0.5 * jnp.tanh(z) + sine(x)
+    return z, z
+
+
+@pytest.mark.parametrize("adjoint", ["auto", "backprop", "pcr"])
+def test_a_custom_vmap_has_forward_mode_only(adjoint):
+    xs, z0 = normal(0, 5, 2), normal(1, 2)
+    ours = partial(deeppcr.scan, adjoint=adjoint)
+
+    def loss(scan, step, z):
+        return scan(step, z, xs)[1].sum()
+
+    def forwards(scan, step):
+        many = jax.vmap(partial(loss, scan, step))
+        return jax.jvp(many, (jnp.stack([z0, 2 * z0]),), (jnp.stack([z0, z0]),))
+
+    assert_agree(forwards(ours, of_input), forwards(jax.lax.scan, of_input))
+    assert_agree(*(jax.grad(partial(loss, scan, of_input))(z0) for scan in (ours, jax.lax.scan)))
+    with pytest.raises(ValueError, match=r"does not support reverse-mode|forward mode only"):
+        jax.grad(partial(loss, partial(deeppcr.scan, adjoint="auto"), of_state))(z0)
+    assert_agree(ours(of_state, z0, xs), jax.lax.scan(of_state, z0, xs))
+    if adjoint != "pcr":
+        assert_agree(forwards(ours, of_state), forwards(jax.lax.scan, of_state))
+    reason = "a jax.custom_batching.custom_vmap has forward mode only"
+    with pytest.raises(ValueError, match=f"no derivative .*needs: {reason}. Expected"):
+        deeppcr.scan(of_state, z0, xs, method="newton")
+    assert reason in " ".join(str(deeppcr.plan(of_state, z0, xs)).split())

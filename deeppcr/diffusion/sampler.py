@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.adjoint import Adjoint
-from deeppcr.api import solve
+from deeppcr.api import scan, solve
 from deeppcr.arrays.avals import of_step
 from deeppcr.chain.chain import Chain
 from deeppcr.checks import (
@@ -248,8 +248,10 @@ def _coarse_guess(table: Table, model: Model, every: int) -> Callable[[Any, Any]
             state = table.advance(state, output, at)
             return (state, output), state
 
+        state, inputs = lax.stop_gradient((state, inputs))
         unused = jax.eval_shape(evaluate, state, jax.tree.map(of_step, inputs))
         carry = state, jnp.zeros_like(unused)
-        return lax.scan(step, carry, (jnp.arange(table.steps) % every == 0, inputs))[1]
+        xs = jnp.arange(table.steps) % every == 0, inputs
+        return scan(step, carry, xs, method="sequential")[1]
 
     return trajectory

@@ -7,6 +7,7 @@ other arrays. Two layers are equal if their trees are, and if their arrays have 
 """
 
 import dataclasses
+import sys
 import types
 from collections.abc import Hashable, Iterable, Iterator
 from functools import partial
@@ -90,30 +91,39 @@ def key_of(value: Any) -> Hashable:
     return kind, value, repr(value)
 
 
-def take_apart(layer: Any, seen: Seen | None = None) -> tuple[Code, list[Any]]:
+def take_apart(
+    layer: Any, seen: Seen | None = None, holders: list[Any] | None = None
+) -> tuple[Code, list[Any]]:
     """The code of a layer, and its arrays.
 
     Args:
         layer: the layer.
         seen: what is known to do nothing but compute, which gets what is new. None: whatever a
             layer reaches is trusted.
+        holders: gets, for each array, the variables that hold it: of Python, which functions close
+            over, and of flax nnx. Those that are one object are one variable.
 
     Raises:
         InTurn: a part has an unknown kind, or its code may do more than compute.
     """
     arrays: list[Any] = []
 
-    def split(value: Any) -> Code:
+    def split(value: Any, held: tuple[Any, ...] = ()) -> Code:
         is_numbers = type(value) is np.ndarray and value.dtype.kind in "fcV"
         if is_numbers or isinstance(value, jax.Array):
             arrays.append(value)
+            if holders is not None:
+                holders.append(held)
             return Code("array")
         key, parts, make, reached = _composite(value)
         if seen is not None and key not in seen:
             check_pure(reached, seen)
             seen[key] = value
-        return Code(key, tuple(map(split, parts)), make)
+        if isinstance(value, (types.CellType, variable)):
+            held = *held, value
+        return Code(key, tuple(split(part, held) for part in parts), make)
 
+    variable = getattr(sys.modules.get("flax.nnx"), "Variable", ())
     return split(as_callable(layer)), arrays
 
 
@@ -135,7 +145,10 @@ def _composite(value: Any) -> tuple[Hashable, Any, Any, Iterable[Any]]:
     if kind is types.FunctionType and not (value.__dict__ or is_named(value)):
         code, space = value.__code__, value.__globals__
         make = partial(_define, code, space, value.__name__)
-        return (code, id(space)), held_by(value), make, globals_of(value)
+        held = *held_by(value)[:2], *(value.__closure__ or ())
+        return (code, id(space)), held, make, globals_of(value)
+    if kind is types.CellType:
+        return kind, (value.cell_contents,), lambda held: types.CellType(*held), ()
     constant = *IMMUTABLE, type, np.ndarray, linen
     if isinstance(value, constant) or is_of_jax(value) or is_named(value):
         return key_of(value), (), partial(_value, value), (value,)
@@ -167,7 +180,7 @@ def _bind(kind: Any, held: list[Any]) -> Any:
 def _define(code: Any, space: dict[str, Any], name: str, held: list[Any]) -> Any:
     """A function."""
     defaults, keywords, *cells = held
-    made = types.FunctionType(code, space, name, defaults, tuple(map(types.CellType, cells)))
+    made = types.FunctionType(code, space, name, defaults, tuple(cells))
     made.__kwdefaults__ = dict(keywords)
     return made
 

@@ -1,7 +1,7 @@
 """Consecutive equal layers as one chain: stacked once, traced once."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,9 +67,14 @@ class Repeated:
         return trial.returns
 
     def layers(self) -> list[Any]:
-        """All layers, one by one."""
+        """All layers, one by one; what steps share is one object."""
+        made: dict[Any, Any] = {}
         steps = ([array[step] for array in self.inputs] for step in range(self.length))
-        return [layer for own in steps for layer in self._layers(own)]
+        built = (
+            _build(self.code, zip(self._arrays(own), self.shared, strict=True), made)
+            for own in steps
+        )
+        return [layer for layers, _ in built for layer in layers]
 
     def _layers(self, own: Sequence[Any]) -> list[Any]:
         return build(self.code.parts, self._arrays(own))
@@ -79,17 +84,49 @@ class Repeated:
         return [array if shared else next(source) for array, shared in pairs]
 
 
-def stack_layers(layers: Sequence[tuple[Code, list[Any]]], period: int) -> Repeated:
-    """The chain of layers, taken apart, that repeat with the ``period``."""
+def _build(
+    code: Code, arrays: Iterator[tuple[Any, bool]], made: dict[Any, Any], place: Any = ()
+) -> tuple[Any, set[bool]]:
+    """See `Code.build`; a part whose arrays are all shared is ``made`` once.
+
+    ``arrays``: each with whether it is shared, of which a part returns all; ``place``: the indices
+    of the part.
+    """
+    if code.make is None:
+        array, is_shared = next(arrays)
+        return array, {is_shared}
+    found = [_build(part, arrays, made, (*place, k)) for k, part in enumerate(code.parts)]
+    shared = set[bool]().union(*(own for _, own in found))
+    if shared != {True} or place not in made:
+        made[place] = code.make([part for part, _ in found])
+    return made[place], shared
+
+
+def stack_layers(
+    layers: Sequence[tuple[Code, list[Any]]], period: int, same: Sequence[Any] | None = None
+) -> Repeated:
+    """The chain of layers, taken apart, that repeat with the ``period``.
+
+    Arrays that are one object in all steps are shared. ``same``: for each array of each layer, what
+    has to be one object, too, in all steps.
+    """
     starts = range(0, len(layers), period)
-    steps = [[x for _, arrays in layers[i : i + period] for x in arrays] for i in starts]
-    columns = list(zip(*steps, strict=True))
+
+    def columns_of(each: Sequence[Any]) -> list[tuple[Any, ...]]:
+        steps = [[x for own in each[i : i + period] for x in own] for i in starts]
+        return list(zip(*steps, strict=True))
+
+    columns = columns_of([arrays for _, arrays in layers])
     shared = [len(column) > 1 and len(set(map(id, column))) == 1 for column in columns]
+    if same is not None:
+        holders = ([set(map(id, held)) for held in column] for column in columns_of(same))
+        one = [bool(set.intersection(*column)) for column in holders]
+        shared = [both and is_one for both, is_one in zip(shared, one, strict=True)]
     pairs = list(zip(columns, shared, strict=True))
-    stacked = iter(_stack([column for column, same in pairs if not same]))
-    arrays = [column[0] if same else next(stacked) for column, same in pairs]
+    stacked = iter(_stack([column for column, is_one in pairs if not is_one]))
+    arrays = [column[0] if is_one else next(stacked) for column, is_one in pairs]
     code = Code(list, tuple(code for code, _ in layers[:period]), list)
-    return Repeated(list(map(jnp.asarray, arrays)), code, tuple(shared), len(steps))
+    return Repeated(list(map(jnp.asarray, arrays)), code, tuple(shared), len(starts))
 
 
 def _stack(columns: Sequence[Sequence[Any]]) -> list[Any]:

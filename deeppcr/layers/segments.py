@@ -131,20 +131,22 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     """
     if isinstance(layers, Repeated):
         return layers
-    known = list[tuple[Code, list[Any]]]()
+    known, same = list[tuple[Code, list[Any]]](), list[list[Any]]()
     for number, layer in enumerate(listed(layers)):
+        holders: list[Any] = []
         try:
-            known.append(take_apart(layer))
+            known.append(take_apart(layer, holders=holders))
         except InTurn as error:
             raise TypeError(
                 f"layers[{number}] cannot be taken apart into code and arrays: {error}; "
                 "deeppcr.forward(layers, x) takes any."
             ) from error
+        same.append([(layer, *held) for held in holders])
     if not known:
         raise ValueError("layers is empty, expected at least one layer.")
     period, length = _longest_run([(code, types_of(arrays)) for code, arrays in known])
     if (odd := period * length) == len(known):
-        run, odd = stack_layers(known, period), 0
+        run, odd = stack_layers(known, period, same), 0
         if x is None or shapes(run.check(x)) == shapes(x):
             return run
     raise ValueError(

@@ -69,6 +69,8 @@ class Chunked(LinearSolver):
         size = self.size or max(1, length // default_chunks(blocks))
         if length < 2 * size:
             return Recurrence()._solve(blocks, b, reverse)
+        if size == 1:
+            return self.across.solve_unguarded(blocks, b, reverse)
         blocks, b = Along(reverse=reverse).padded((blocks, b), -length % size)
         y = self._solve_whole(blocks, b, size, reverse)
         return Along(reverse=reverse).first(y, length)

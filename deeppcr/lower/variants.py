@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import jax
 from jax import lax
 
+from deeppcr.programs.calls import is_jit_disabled
 from depth.platforms import GPUS, compiled_for, platform, platforms
 
 __all__ = [
@@ -57,8 +58,7 @@ def _compiled_for(platform: str, variant: Callable[..., T]) -> Callable[..., T]:
 
 def is_eager(leaves: Iterable[Any]) -> bool:
     """Whether operations on these arrays run now, not as a part of a larger program."""
-    without_jit: bool = jax.config.jax_disable_jit  # type: ignore[attr-defined]
-    return not without_jit and not any(map(_is_staged, leaves))
+    return not is_jit_disabled() and not any(map(_is_staged, leaves))
 
 
 def _is_staged(x: Any) -> bool:

@@ -12,7 +12,10 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.eager import compiled_once
+from deeppcr.chain.step import Step, trace
 from deeppcr.checks import check_count, check_name, check_type
+from deeppcr.lower import is_eager
 from deeppcr.newton.precision import cast
 
 
@@ -54,31 +57,20 @@ class Coarse:
 
     def trajectory(self, carry: Carry, chain: TracedChain) -> Leaves:
         """Leaves of the states ``z_1 .. z_L``."""
-        every = min(self.every, chain.length)
-        count = chain.length // every
+        every, step, captured = min(self.every, chain.length), chain.step, chain.captured
+        if self.step:
 
-        def body(state: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
-            after = self._users_step(carry, chain, state, xs) if self.step else euler(state, xs)
-            return after, after
+            def users_step(state: Leaves, xs: Leaves) -> tuple[Leaves, None]:
+                return self._users_step(carry, chain, state, xs), None
 
-        def euler(state: Leaves, xs: Leaves) -> Leaves:
-            after = chain.step(state, [x[0] for x in xs], chain.captured)
-            return [z + every * (a - z) for z, a in zip(state, after, strict=True)]
-
-        # Check the result of the user's step before computing anything.
-        shapes = [abstract(x, (every, *x.shape[1:])) for x in chain.inputs]
-        jax.eval_shape(body, chain.initial, shapes)
-        inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in chain.inputs]
-        _, ends = lax.scan(body, chain.initial, inputs, count)
-        # Large steps of a stiff chain may overflow: the initial state is a better guess then.
-        ends = [
-            jnp.where(jnp.isfinite(end).all(axis=0), end, z)
-            for z, end in zip(chain.initial, ends, strict=True)
-        ]
-        return [
-            _interpolated(z, end, every, chain.length)
-            for z, end in zip(chain.initial, ends, strict=True)
-        ]
+            inputs = [abstract(x, (every, *x.shape[1:])) for x in chain.inputs]
+            step, captured = trace(users_step, chain.initial, inputs)
+        static = step, every, chain.length, self.step is None
+        arrays = chain.initial, chain.inputs, captured
+        if is_eager(jax.tree.leaves(arrays)):
+            found: Leaves = compiled_once(_coarse_trajectory, static, *arrays)
+            return found
+        return _coarse_trajectory(static, *arrays)
 
     def _users_step(self, carry: Carry, chain: TracedChain, state: Leaves, xs: Leaves) -> Leaves:
         assert self.step is not None
@@ -88,6 +80,32 @@ class Coarse:
         after = self.step(carry.join(state, [before[0] for before in driven]), x)
         leaves = _states("the step of Coarse returns", after, carry, ())
         return [jnp.asarray(a, z.dtype) for a, z in zip(leaves, state, strict=True)]
+
+
+def _coarse_trajectory(
+    static: tuple[Step, int, int, bool], initial: Leaves, inputs: Leaves, captured: Leaves
+) -> Leaves:
+    """See `Coarse`; ``static``: a step, its ``every``, the length, whether the step is a fine one.
+
+    A coarse step takes the inputs of ``every`` steps.
+    """
+    step, every, length, is_fine = static
+    count = length // every
+
+    def body(state: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
+        after = step(state, [x[0] for x in xs] if is_fine else xs, captured)
+        if is_fine:
+            after = [z + every * (a - z) for z, a in zip(state, after, strict=True)]
+        return after, after
+
+    inputs = [x[: count * every].reshape((count, every, *x.shape[1:])) for x in inputs]
+    _, ends = lax.scan(body, initial, inputs, count)
+    # Large steps of a stiff chain may overflow: the initial state is a better guess then.
+    ends = [
+        jnp.where(jnp.isfinite(end).all(axis=0), end, z)
+        for z, end in zip(initial, ends, strict=True)
+    ]
+    return [_interpolated(z, end, every, length) for z, end in zip(initial, ends, strict=True)]
 
 
 def _interpolated(initial: Array, ends: Array, every: int, length: int) -> Array:

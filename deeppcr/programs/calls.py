@@ -81,6 +81,11 @@ class Call(Primitive):
         return list(jaxpr_as_fun(call_jaxpr)(*operands))
 
 
+def is_jit_disabled() -> bool:
+    """Whether `jax.jit` calls its function, as under `jax.disable_jit`."""
+    return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
+
+
 def without_unused(
     call_jaxpr: Any, used: Sequence[bool], instantiate: bool = False
 ) -> tuple[Any, list[bool]]:

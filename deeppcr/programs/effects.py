@@ -36,6 +36,8 @@ CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 DIFFERENTIABLE = ("elementwise", "move", "product", "reduction")
 # jax has no derivative with respect to some of their operands.
 PARTIAL = {"igamma", "igamma_grad_a", "igammac", "polygamma", "regularized_incomplete_beta", "zeta"}
+CUSTOM_VMAP = "custom_vmap_call"
+PUSHED = ("while", CUSTOM_VMAP)  # their derivatives have forward mode only
 LOCAL = ("axis_index", "pvary", "reduced_vary_cast")  # they name axes, and do not communicate
 THREEFRY = "key<fry>"
 MAPPED = ("all_gather", "pmax", "pmin", "ppermute", "psum")  # what `jax.vmap` maps, named or not
@@ -82,7 +84,7 @@ def why_forwards_only(jaxpr: Any) -> str:
         results, pull = jax.vjp(f, partition(arguments, moves))
         return pull(results)
 
-    return _error_of(gradient, arguments)
+    return _error_of(jaxpr, gradient, arguments)
 
 
 def why_not_differentiable(jaxpr: Any, states: int) -> str:
@@ -105,7 +107,7 @@ def why_not_differentiable(jaxpr: Any, states: int) -> str:
         results, pull = jax.vjp(f, state)
         return pull(results)
 
-    return _error_of(derivative, shapes[:states], shapes[states:])
+    return _error_of(jaxpr, derivative, shapes[:states], shapes[states:])
 
 
 def _has_derivative(equation: Any) -> bool:
@@ -113,18 +115,20 @@ def _has_derivative(equation: Any) -> bool:
     kind, name = primitive(equation).kind, equation.primitive.name
     if kind == "derivative rule":
         return is_rule_of_jax(equation)
-    if kind == "call":
-        return called(equation) is not None
+    if kind == "call":  # of a `jax.custom_batching.custom_vmap`, but not as a linear function
+        return called(equation) is not None and name != CUSTOM_VMAP
     return (
         kind in DIFFERENTIABLE and equation.primitive in ad.primitive_jvps and (name not in PARTIAL)
     )
 
 
-def _error_of(f: Callable[..., Any], *shapes: Any) -> str:
-    """The first line of the error that a function raises; "" if it raises none."""
+def _error_of(jaxpr: Any, f: Callable[..., Any], *shapes: Any) -> str:
+    """The first line of the error that a function of a program raises; "" if it raises none."""
     try:
         jax.eval_shape(f, *shapes)
     except Exception as error:  # whatever a rule raises
+        if any(each.primitive.name == CUSTOM_VMAP for each in equations(jaxpr)):
+            return "a jax.custom_batching.custom_vmap has forward mode only."
         return str(error).partition("\n")[0]
     return ""
 
@@ -195,8 +199,8 @@ def _may_be_forwards_only(equation: Any) -> bool:
     kind = primitive(equation).kind
     if kind == "derivative rule":
         return not is_rule_of_jax(equation)
-    # An unknown primitive, a while loop, or a program that is run by a primitive of its own.
-    return equation.primitive.name == "while" or kind in ("unknown", "opaque", "program")
+    # An unknown primitive, or a program that is run by a primitive of its own.
+    return equation.primitive.name in PUSHED or kind in ("unknown", "opaque", "program")
 
 
 def side_effects(closed: Any) -> tuple[str, ...]:

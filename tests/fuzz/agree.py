@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 SAMPLES = 4
-FACTOR = {"bfloat16": 4.0, "float32": 64.0, "float64": 64.0}
+FACTOR = {"bfloat16": 4.0, "float16": 4.0, "float32": 64.0, "float64": 64.0}
 AT_ONCE = 8  # units in the last place that need no measurement
 
 
@@ -90,6 +90,12 @@ def signs(seed: int, shape: tuple[int, ...]) -> Any:
     return jnp.asarray(draw.choice([-1.0, 1.0], (SAMPLES, *shape)))
 
 
+def finite_size(leaf: Any) -> Any:
+    """Of each number, 0 if it is not finite."""
+    leaf = lax.stop_gradient(leaf)
+    return jnp.where(jnp.isfinite(leaf), jnp.abs(leaf), 0)
+
+
 def noisy(sample: Any, eps: float) -> Callable[..., Any]:
     """`jax.lax.scan` with the rounding errors of ``sample``, which may be traced."""
     numbers = itertools.count()
@@ -109,7 +115,7 @@ def noisy(sample: Any, eps: float) -> Callable[..., Any]:
             z, y = step(z, x)
             leaves = jax.tree.leaves(z)
             sizes = [
-                jnp.maximum(size, lax.stop_gradient(jnp.abs(leaf)))
+                jnp.maximum(size, finite_size(leaf))
                 for size, leaf in zip(sizes, leaves, strict=True)
             ]
             moved = [
@@ -118,7 +124,7 @@ def noisy(sample: Any, eps: float) -> Callable[..., Any]:
             ]
             return (jax.tree.unflatten(tree, moved), sizes), y
 
-        sizes = [lax.stop_gradient(jnp.abs(leaf)) for leaf in leaves]
+        sizes = [finite_size(leaf) for leaf in leaves]
         (last, _), ys = lax.scan(body, (init, sizes), (xs, by_step), length, reverse)
         return last, ys
 

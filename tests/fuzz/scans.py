@@ -27,6 +27,7 @@ KINDS = {
     "reset": 'jnp.where(x["flag"], {z}, {v})',
     "clock": "{z} + 1.0",
     "slow clock": "{z} + 0.1",
+    "overflowing": "1e4 * {z} + {v}",
     "zero that would grow": "30.0 * {z}",
     "zeros that would grow": "jnp.where({m}, 30.0, 0.5) * {z} + jnp.where({m}, 0.0, {v})",
 }
@@ -122,7 +123,8 @@ class Scan:
     """A program: its text is `text`.
 
     ``outputs`` are "new a", "old a", the name of a vector, "one" or "i"; ``loss`` takes "last a"
-    and "ys 0"; ``wrt`` is of w, init and u; ``salt`` makes all numbers.
+    and "ys 0"; ``wrt`` is of w, init and u; ``salt`` makes all numbers. ``infinite`` is the argument
+    that has an infinite number, "u" or "init"; ``disabled``: whether ours runs without jit.
     """
 
     leaves: tuple[Leaf, ...]
@@ -141,6 +143,8 @@ class Scan:
     loss: tuple[str, ...]
     wrt: tuple[str, ...]
     salt: int
+    infinite: str = ""
+    disabled: bool = False
 
     @property
     def used(self) -> list[Node]:
@@ -162,12 +166,16 @@ class Scan:
         return read
 
     @property
+    def does(self) -> list[Operation]:
+        return [node.does for node in self.used]
+
+    @property
     def has_effects(self) -> bool:
-        return any(node.does.has_effect for node in self.used)
+        return any(each.has_effect for each in self.does)
 
     @property
     def meets(self) -> bool:
-        return any(node.does.meets for node in self.used)
+        return any(each.meets for each in self.does)
 
     @property
     def is_checked(self) -> bool:
@@ -176,7 +184,7 @@ class Scan:
 
     def refuses(self, words: str) -> bool:
         """Whether an error in words is an answer: of effects, of no blocks, of meeting others."""
-        does = [node.does for node in self.used]
+        does = self.does
         neither = not all(each.reverse for each in does) and not all(each.forward for each in does)
         explicit = self.method not in PLAIN or self.adjoint not in STEP_BY_STEP
         return explicit and (
@@ -217,7 +225,7 @@ class Scan:
 
     @property
     def jitted(self) -> bool:
-        return self.check != "value, eager"
+        return self.check != "value, eager" and not self.disabled
 
     @property
     def floating(self) -> list[int]:
@@ -270,6 +278,8 @@ SIMPLER: dict[str, tuple[Any, ...]] = {
     "method": ('"auto"', '"newton"'),
     "check": ("value", "gradient"),
     "salt": (0,),
+    "disabled": (False,),
+    "infinite": ("",),
     "n": (2,),
     "length": (1, 2, 3, 5),
     # of a leaf

@@ -84,3 +84,11 @@ def test_the_sequential_program_itself_is_right():
 def test_every_operation_is_drawn():
     drawn = {node.operation for seed in range(2000) for node in draw(seed).used}
     assert drawn == set(OPERATIONS)
+
+
+def test_infinities_short_dtypes_and_calls_without_jit_are_drawn():
+    drawn = [draw(seed) for seed in range(200)]
+    assert {program.infinite for program in drawn} == {"", "u", "init"}
+    assert {program.dtype for program in drawn} >= {"bfloat16", "float16"}
+    assert {program.disabled for program in drawn} == {False, True}
+    assert any(leaf.kind == "overflowing" for program in drawn for leaf in program.leaves)

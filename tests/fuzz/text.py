@@ -34,7 +34,8 @@ MAIN = """
 if __name__ == "__main__":
     for scan in (oracle, ours):
         seen.clear()
-        print({run}(partial(observe, scan))(*arguments))
+        with jax.disable_jit({disabled} and scan is ours):
+            print({run}(partial(observe, scan))(*arguments))
         jax.effects_barrier()
         print(seen)
 """
@@ -164,6 +165,14 @@ def text(program: Scan) -> str:
     lines.append(
         f"u = jnp.sin(1.3 * jnp.arange({program.n}.0 * L)).reshape(L, {program.n}).astype(F)\n"
     )
+    if program.infinite == "u":
+        lines.append(f"u = u.at[L // 2, {program.salt % program.n}].set(jnp.inf)\n")
+    if program.infinite == "init":
+        first = program.leaves[0].name
+        lines.append(f'first = init["{first}"]\n')
+        lines.append(
+            f'init["{first}"] = first.reshape(-1).at[0].set(-jnp.inf).reshape(first.shape)\n'
+        )
     if "initial_guess=guess" in program.method or "initial_guess=spoiled" in program.method:
         lines.append("guess = jax.tree.map(lambda a: jnp.ones((L, *a.shape), F), init)\n")
         lines.append("spoiled = jax.tree.map(lambda a: a.at[L // 2].set(jnp.inf), guess)\n")
@@ -176,7 +185,8 @@ def text(program: Scan) -> str:
     lines.append(f"\ndef observe(scan, w, init, u):{TRIED[program.check]}\n{_ours(program)}")
     run = "" if not program.jitted else "jax.jit"
     return "".join(lines) + MAIN.format(
-        run=f"checkify.checkify({run})" if program.is_checked and not run else run
+        run=f"checkify.checkify({run})" if program.is_checked and not run else run,
+        disabled=program.disabled,
     )
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import deeppcr
 from tests.layers.kinds import WEIGHTS, Dense, X, closure, dense, denses, loop, square
@@ -119,6 +120,77 @@ def test_shared_arrays_are_kept_once():
         (len(WEIGHTS), 3, 3),
     ]
     assert_agree(loop(deeppcr.unstack(deeppcr.stack(mixed)), X), loop(mixed, X))
+
+
+def affine(b, w, x):
+    return jnp.tanh(x @ w) + b
+
+
+def in_pairs(params, x):
+    return affine(params["b"], params["w"], x)
+
+
+def each_with_its_own(b, w):
+    return lambda x: affine(b, w, x)
+
+
+def all_with_one(b):
+    return [lambda x, w=w: affine(b, w, x) for w in WEIGHTS]
+
+
+class Block(nnx.Module):
+    def __init__(self, b, w):
+        self.b, self.w = b, nnx.Param(w)
+
+    def __call__(self, x):
+        return affine(self.b[...], self.w[...], x)
+
+
+ZERO = jnp.zeros(3)
+PARAMS = {"w": WEIGHTS[0], "b": ZERO}
+APART = {
+    "partials": lambda: [jax.tree_util.Partial(affine, ZERO, w) for w in WEIGHTS],
+    "parameters": lambda: (in_pairs, [{"w": w, "b": ZERO} for w in WEIGHTS]),
+    "the same parameters": lambda: (in_pairs, [PARAMS] * 4),
+    "functions": lambda: [each_with_its_own(ZERO, w) for w in WEIGHTS],
+    "modules": lambda: [Block(nnx.Param(ZERO), w) for w in WEIGHTS],
+}
+ONE_PARAM = nnx.Param(ZERO)
+TIED = {
+    "functions of one variable": lambda: all_with_one(ZERO),
+    "modules with one variable": lambda: [Block(ONE_PARAM, w) for w in WEIGHTS],
+    "one module": lambda: [dense(0)] * 4,
+    "one pair": lambda: [(in_pairs, PARAMS)] * 4,
+    "one partial in a period": lambda: (
+        [jax.tree_util.Partial(affine, ZERO, WEIGHTS[0]), jnp.sin] * 4
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*APART, *TIED])
+def test_what_begins_as_one_array_is_one_only_in_one_layer_or_variable(name):
+    layers = (APART | TIED)[name]()
+    stack = deeppcr.stack(layers)
+    biases = [leaf.shape for leaf in jax.tree.leaves(stack) if leaf.shape in ((3,), (4, 3))]
+    assert biases == [(3,) if name in TIED else (4, 3)]
+    inside = jax.jit(lambda: deeppcr.stack(layers))()
+    back = deeppcr.unstack(stack)
+    for other in (inside, deeppcr.stack(back)):
+        assert jax.tree.structure(other) == jax.tree.structure(stack)
+        assert_agree(other, stack)
+    assert_agree(loop(back, X), loop(layers, X))
+
+
+def test_layers_that_begin_alike_are_trained_as_the_list():
+    layers = APART["partials"]()
+
+    def trained(layers):
+        gradient = jax.grad(lambda layers: square(deeppcr.forward(layers, X)))(layers)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, layers, gradient)
+
+    stack, inside = deeppcr.stack(layers), jax.jit(deeppcr.stack)(layers)
+    assert jax.tree.structure(stack) == jax.tree.structure(inside)
+    assert_agree(jax.jit(trained)(stack), deeppcr.stack(jax.jit(trained)(layers)))
 
 
 WRONG = {

@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
-from deeppcr.programs.calls import Call
+from deeppcr.programs.calls import Call, is_jit_disabled
 
 Sizes = tuple[int, ...]  # of the pieces
 
@@ -83,7 +83,14 @@ class _Pieces(Call):
             self, mlir.lower_fun(lambda *x, sizes, **_: fast(*x, sizes=sizes), True), "cpu"
         )
         run = jax.jit(lambda operands, sizes: _bind(self, operands, sizes), static_argnums=1)
-        self.def_impl(lambda *operands, sizes, call_jaxpr: run(operands, sizes))
+
+        def eagerly(*operands: Any, sizes: Sizes, call_jaxpr: Any) -> list[Array]:
+            if is_jit_disabled():  # `run` would call this
+                return self.run(*operands, call_jaxpr=call_jaxpr)
+            found: list[Array] = run(operands, sizes)
+            return found
+
+        self.def_impl(eagerly)
 
     def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
         sizes = params["sizes"]

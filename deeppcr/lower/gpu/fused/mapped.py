@@ -14,7 +14,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import nvrtc
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.gpu.fused.step import FusedStep
-from deeppcr.programs.calls import Call
+from deeppcr.programs.calls import Call, is_jit_disabled
 
 
 class Recurring(Protocol):
@@ -54,7 +54,13 @@ class KernelCall(Call):
                 return self.run(*operands, **params)
             return by_kernel(nvrtc.launch, *operands, **params)
 
-        self.def_impl(lambda *x, **params: jax.jit(partial(self.bind, **params))(*x))
+        def eagerly(*operands: Any, **params: Any) -> list[Any]:
+            if is_jit_disabled():  # jax would call this again
+                return self.run(*operands, **params)
+            found: list[Any] = jax.jit(partial(self.bind, **params))(*operands)
+            return found
+
+        self.def_impl(eagerly)
         mlir.register_lowering(self, mlir.lower_fun(on_a_gpu, multiple_results=True), "cuda")
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
