@@ -30,6 +30,7 @@ from experiments.resnet import network
 
 RESULTS = Path(__file__).parents[2] / "experiments/results"
 SHAPE = jax.ShapeDtypeStruct
+WEIGHT = jnp.full((8, 8), 0.1, jnp.float32)
 
 
 def traced(step, state, inputs, length, batch_ndim=0):
@@ -288,7 +289,7 @@ def attends(state, x):
 
 def squashes(z, x):
     """A layer of tanh, whose derivative keeps two arrays like its state."""
-    return jnp.tanh(z @ jnp.full((8, 8), 0.1, z.dtype) + x), None
+    return jnp.tanh(z @ WEIGHT + x), None
 
 
 @pytest.mark.parametrize(

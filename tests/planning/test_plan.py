@@ -390,8 +390,9 @@ def test_no_choice_is_predicted_surely_slower_than_another_loop(monkeypatch):
             return dataclasses.replace(one, seconds=times.get(NAMES.get(type(one.adjoint)), 1.0))
 
         monkeypatch.setattr(module, "_predicted", predicted)
-        return deeppcr.plan(DENSE, Z0)
+        return deeppcr.plan(Chain(DENSE.step, jnp.zeros((1000, 16, 8), jnp.float32)), z0)
 
+    z0 = jnp.zeros((16, 8), jnp.float32)
     module = sys.modules["deeppcr.planning.plan"]
     taken = chosen(autodiff=0.9, blocks=0.8)
     assert taken.gradient[0].name == "sequential / backprop"
