@@ -33,7 +33,7 @@ from deeppcr.sharding import find_sharding
 from deeppcr.structure import Structure, find_structure
 from depth.analysis import analyze_loops
 from depth.cost import call_seconds
-from depth.kernels import Loop, Program
+from depth.kernels import Kernel, Loop, Program
 from depth.models import find_device
 from depth.platforms import compiled_for
 from depth.report import count, seconds, table
@@ -320,13 +320,26 @@ def _predicted(instance: Instance, one: Candidate, device: depth.Device, number:
     return dataclasses.replace(one, cost=cost, seconds=time, iterations=trips)
 
 
-def _in_one_function(program: Program) -> Program:
-    """The program, whose loops XLA compiles to one function each by itself."""
-    parts = [
-        (dataclasses.replace(part, whole=True) if isinstance(part, Loop) else part, count)
-        for part, count in program.parts
-    ]
-    return dataclasses.replace(program, parts=tuple(parts))
+def _in_one_function(program: Program, inside: bool = False) -> Program:
+    """The program, whose loops XLA compiles to one function each by itself.
+
+    ``inside``: whether it is in such a loop, where small products call no library.
+    """
+
+    def converted(part: Any) -> Any:
+        if isinstance(part, Program):
+            return _in_one_function(part, inside)
+        if isinstance(part, Loop):
+            return dataclasses.replace(part, body=_in_one_function(part.body, True), whole=True)
+        return part
+
+    def written_out(kernel: Kernel) -> Kernel:
+        is_product = inside and kernel.kind.endswith("product")
+        return dataclasses.replace(kernel, kind="elementwise", pieces=1) if is_product else kernel
+
+    parts = tuple((converted(part), count) for part, count in program.parts)
+    kernels = tuple((written_out(kernel), count) for kernel, count in program.kernels)
+    return dataclasses.replace(program, kernels=kernels, parts=parts)
 
 
 def _sample(instance: Instance, method: Newton, block: int, shards: int) -> tuple[int, str]:
