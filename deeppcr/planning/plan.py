@@ -24,7 +24,7 @@ from deeppcr.choose import (
 from deeppcr.layers import Repeated
 from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.loops import ITERATION
-from deeppcr.lower import expecting, is_left_to_xla, obstacle, platforms
+from deeppcr.lower import expecting, is_left_to_xla, obstacle
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import expected_iterations
 from deeppcr.planning.candidates import Candidate, Instance, baseline, instance_of
@@ -310,11 +310,12 @@ def _promise(forward: Sequence[Candidate], gradient: Sequence[Candidate], source
 
 def _predicted(instance: Instance, one: Candidate, device: depth.Device, number: int) -> Candidate:
     """The candidate with what ``device`` is predicted to take; Newton's method ``number`` trips."""
-    with compiled_for(str(device.platform)), expecting(number):
+    platform = str(device.platform)
+    with compiled_for(platform), expecting(number):
         jaxpr = jax.make_jaxpr(instance.program(one))(*instance.shapes)
         cost, _ = analyze_loops(jaxpr, {ITERATION: number})
         is_jax = isinstance(one.method, Sequential) and isinstance(one.adjoint, Autodiff | None)
-        if is_jax and platforms() == ("cpu",) and is_left_to_xla(instance.traced.step.jaxpr):
+        if is_jax and platform == "cpu" and is_left_to_xla(instance.traced.step.jaxpr):
             cost = dataclasses.replace(cost, graph=_in_one_function(cost.program))
     trips, time = number * isinstance(one.method, Newton), call_seconds(cost, device)
     return dataclasses.replace(one, cost=cost, seconds=time, iterations=trips)
