@@ -277,17 +277,14 @@ def kept_by_jax(step: Step) -> int:
 
     def count(state: Leaves, inputs: Leaves, captured: Leaves) -> None:
         nonlocal total
-        f = lambda *arrays: step.with_outputs(*arrays)  # noqa: E731
-        kept = jax.tree.leaves(jax.vjp(f, state, inputs, captured)[1])
+        kept = jax.tree.leaves(jax.vjp(step.with_outputs, state, inputs, captured)[1])
         known = set(map(id, (*inputs, *captured)))
         once = {id(x): x for x in kept if id(x) not in known}
         total = sum(x.size * x.dtype.itemsize for x in once.values())
 
-    program = step.jaxpr
-    ends = step.states, step.states + step.inputs
-    variables = [*program.invars, *program.constvars]
-    avals = [x.aval for x in variables]
-    jax.eval_shape(count, avals[: ends[0]], avals[ends[0] : ends[1]], avals[ends[1] :])
+    program, states = step.jaxpr, step.states
+    variables = program.invars[:states], program.invars[states:], program.constvars
+    jax.eval_shape(count, *([x.aval for x in each] for each in variables))
     return total
 
 

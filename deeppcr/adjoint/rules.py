@@ -277,10 +277,9 @@ class _Equations(NamedTuple):
     def linear_map(self) -> tuple[LinearMap, Leaves]:
         """Its solution, and the arrays that it depends on."""
         known, tree = jax.tree.flatten((self.chain, self.states, self.adjoint))
-        bound = self.moves, tree
-        functions = (partial(f, *bound) for f in (_solve, _solve_transposed, _product))
-        apply, transpose, product = functions
-        return LinearMap(apply, transpose, product, partial(_part, *bound)), known
+        of = self.moves, tree
+        solution, transposed = partial(_solve, *of), partial(_solve_transposed, *of)
+        return LinearMap(solution, transposed, partial(_product, *of), partial(_part, *of)), known
 
 
 def _part(moves: _Moves, tree: Any, given: Sequence[bool]) -> Part | None:

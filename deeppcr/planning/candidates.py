@@ -19,6 +19,7 @@ from deeppcr.choose import AdjointOption, Method, left_to_jax
 from deeppcr.layers import Repeated
 from deeppcr.layers import describe as describe_layers
 from deeppcr.layers.reading import is_sequential
+from deeppcr.programs.calls import is_jit_disabled
 from deeppcr.sequential import Sequential
 from depth import Cost
 
@@ -119,7 +120,7 @@ class Instance:
         leaves = jax.tree.leaves((self.state, self.chain.inputs))
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
             return "there are shapes (jax.ShapeDtypeStruct), no arrays"
-        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        if is_jit_disabled():
             return "jax.disable_jit is on"
         read = jax.make_jaxpr(self.program(Candidate(Sequential())))(*self.shapes).consts
         # Operations on arrays that are not traced are, too, under `jax.jit`.
