@@ -17,6 +17,7 @@ from deeppcr.lower import cpu, gpu  # registers them
 from deeppcr.lower.at_once import each
 from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_in_cache
 from deeppcr.lower.compiler import compiler_options
+from deeppcr.lower.cpu.factors_first import bounded
 from deeppcr.lower.cpu.one_function import is_left_to_xla, multiplies_little
 from deeppcr.lower.cpu.patches import as_products, own_filters
 from deeppcr.lower.cpu.pieces import split, stack
@@ -48,6 +49,7 @@ __all__ = [
     "FusedStep",
     "SolvedBelow",
     "as_products",
+    "bounded",
     "by_platform",
     "compiled_for",
     "compiler_options",

@@ -17,11 +17,12 @@ from deeppcr.lower.cpu.inputs_first import inputs_first
 from deeppcr.lower.cpu.one_function import is_left_to_xla, one_function
 from deeppcr.lower.cpu.small_products import small_products
 from deeppcr.lower.cpu.stack_equal import results_stacked
+from deeppcr.lower.cpu.transposed_first import transposed_first
 from deeppcr.lower.in_order import Loop, Operands, loop_p, lowered_by
 
 Rule = Callable[[Loop, Operands], tuple[Loop, Operands]]
 FIRST: tuple[Rule, ...] = (factors_first, inputs_first)
-LAST: tuple[Rule, ...] = (results_stacked, small_products)
+LAST: tuple[Rule, ...] = (results_stacked, small_products, transposed_first)
 
 
 def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from deeppcr.arrays.state import Leaves, float32_or_better
 from deeppcr.lower.in_order import Loop, Operands
@@ -32,6 +33,17 @@ from depth.primitives import primitive
 LIMITED = dict.fromkeys(("cos", "erf", "logistic", "sign", "sin", "tanh"), 0.0) | {"erfc": 1.0}
 LARGEST = 127.0  # exponent of a product that is computed first: that of float32
 UNKNOWN = 100.0  # more than half of it, so that one of two factors is bounded
+
+
+BOUNDED = "deeppcr: a result of a function with this bound: "
+
+
+def bounded(value: Array, equation: Any) -> Array:
+    """A result of an equation that the program which reads it does not show, with its bound."""
+    name = equation.primitive.name
+    is_limited = name in LIMITED and jnp.issubdtype(value.dtype, jnp.floating)
+    marked: Array = checkpoint_name(value, BOUNDED + name) if is_limited else value
+    return marked
 
 
 class Term(NamedTuple):
@@ -152,6 +164,8 @@ def _exponent(equation: Any, exponents: list[float]) -> float:
             return largest
         case "bitcast_convert_type":
             return UNKNOWN
+        case "name" if equation.params["name"].startswith(BOUNDED):
+            return LIMITED[equation.params["name"].removeprefix(BOUNDED)]
     if name in LIMITED and jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
         return LIMITED[name]
     return largest if primitive(equation).kind == "move" else UNKNOWN

@@ -40,13 +40,16 @@ def plain_gradients(closed: Any, operands: Sequence[Any]) -> list[Any]:
             return [_plain_sum(equation, *operands)]
         if _is_few_outer_products(equation):
             return [term_by_term(equation, *operands)]
+        if _is_over_leading_axes(equation):
+            return [_over_one_axis(equation, *operands)]
         return rewritten(equation, operands, plain_gradients, _is_rewritten)
 
     return evaluate(program, known, program.outvars, replace)
 
 
 def _is_rewritten(equation: Any) -> bool:
-    return _is_odd_sum(equation) or _is_few_outer_products(equation) or is_transpose(equation)
+    rewritten = _is_odd_sum, _is_few_outer_products, _is_over_leading_axes, is_transpose
+    return any(each(equation) for each in rewritten)
 
 
 def _is_few_outer_products(equation: Any) -> bool:
@@ -60,6 +63,22 @@ def _is_few_outer_products(equation: Any) -> bool:
     terms, entries = contracted(equation), size(equation.outvars[0])
     is_of_few = LEAST <= terms <= MOST_TERMS and terms * entries <= MOST * pieces
     return is_of_few and min(rows, columns) > 1
+
+
+def _is_over_leading_axes(equation: Any) -> bool:
+    """Whether an equation is a sum of outer products over the same leading axes, two or more."""
+    if equation.primitive.name != "dot_general":
+        return False
+    (left, right), (batch, _) = equation.params["dimension_numbers"]
+    return not batch and len(left) > 1 and tuple(left) == tuple(right) == tuple(range(len(left)))
+
+
+def _over_one_axis(equation: Any, left: Array, right: Array) -> Array:
+    """The result of such a product, of one axis in place of these."""
+    count = len(equation.params["dimension_numbers"][0][0])
+    rows = [lax.collapse(x, 0, count) for x in (left, right)]
+    params = {**equation.params, "dimension_numbers": (((0,), (0,)), ((), ()))}
+    return lax.dot_general_p.bind(*rows, **params)
 
 
 def _is_odd_sum(equation: Any) -> bool:
