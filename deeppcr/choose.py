@@ -3,8 +3,7 @@
 - What cannot be solved in parallel is `jax.lax.scan`.
 - On a CPU: the loop, and backpropagation. No parallel forward pass was faster; a parallel adjoint
   was for some narrow chains. The derivative is jax's own for
-  - a step with wide products, which backpropagation evaluates once more;
-  - large states that jax's derivative does not keep;
+  - large states: if it keeps little of them, or of some steps at a time alone;
   - small loops that XLA compiles well by itself, and short ones;
   - a few layers, which then compile faster.
 - On an accelerator: the least of three times, in seconds. A loop launches some kernels in each
@@ -31,20 +30,26 @@ from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.linear.named import FEW_PRODUCTS, FEW_STEPS, pcr_suits
 from deeppcr.linearize import exact_linearization
-from deeppcr.lower import CannotFuse, compiled_for, is_left_to_xla, multiplies_little, platforms
+from deeppcr.lower import (
+    CannotFuse,
+    compiled_for,
+    even_chunk,
+    is_left_to_xla,
+    multiplies_little,
+    platforms,
+    steps_in_cache,
+)
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import QUASI, USUAL
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.guess import Guess
+from deeppcr.programs.terms import products_of
 from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential, kernel_of
 from deeppcr.structure import find_structure
-from depth.counts import ceil_log2, contracted, nbytes, size
+from depth.counts import ceil_log2, nbytes
 from depth.jaxprs import called, equations, is_literal, moved_by
 
-# FLOPs of the products of a step above which jax's own derivative is faster on a CPU: GRU, 64
-# units, a batch of 64: 3e6, 0.8 of the time; LSTM, 128 units: 0.3e6, 1.6 times (jax 0.10.2).
-WIDE = 5e5
 # Layers up to which a CPU leaves their derivative to jax: that takes half the time to compile, and
 # 1 to 1.2 times as long to run.
 FEW_LAYERS = 32
@@ -54,10 +59,18 @@ FEW_LAYERS = 32
 BY_ITSELF, SHORT_STEP, SHORT = 330, 850, 4e4  # jax 0.10.2
 
 # Bytes of the states of all steps from which on a CPU leaves the derivative to jax, if that keeps
-# of a step at most so many times its state. Entries of a buffer: 0; linear attention, 64 x 64: 0.1,
-# 1.2 times the time; gated delta rule: 1.2, 1.3 times; layers of tanh: 2, 0.7; GRU: 9, 0.5 (jax
-# 0.12.0). Beyond the cache more is memory traffic: Mamba, 512 x 16: 2.3.
-KEPT = ((1 << 20, 1.5), (1 << 25, 3.0))
+# of a step less than so much of its state. Entries of a buffer: 0; linear attention, 16 x 64: 0.1.
+STATES, PART = 1 << 20, 0.5
+
+# A step is memory traffic if jax's derivative keeps of it at most so many times its state, and its
+# products have at most so many operations for each byte of that: gated delta rule, linear attention
+# and Mamba: 2 to 3.2 times and 0.2 to 0.4 operations; tanh, 8 units, a batch of 128: 2 and 2.
+# Burgers' equation by RK4: 8 times, where ours takes 0.6 of the time; GRU: 9 times. From so many
+# bytes of a state on such a derivative is left to jax; from so many of all steps on, some steps at
+# a time are computed again: Mamba, 64 x 16, 6 MB: 0.8 and 1.0 of our time; 100 MB: 1.0 and 0.5;
+# 16 x 16, 52 MB: 0.8 and 0.5; 4 x 16, 27 MB: 1.1 and 0.7 (jax 0.12.0; 0.10.2: 3.4 and 3.9).
+TIMES, WORK, LARGE, TRAFFIC_FROM = 3.5, 2.5, 1 << 12, 1 << 24
+FEWEST_AGAIN, MOST_AGAIN = 16, 64  # steps of a segment, as many as the cache holds
 
 # Measured on an H100 (jax 0.11.2), in seconds.
 CALL = 72e-6  # of x + 1
@@ -223,12 +236,15 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
         return Choice(Adjoint() if pushes else Autodiff(), {}, reason)
     if platform == "cpu":
         if not is_newton:
-            if products_of(chain) > WIDE:
-                return Choice(Autodiff(), {}, "on a CPU, for wide products")
             if is_left_to_xla(step.jaxpr):
                 return Choice(Autodiff(), {}, "XLA compiles the loop and its derivative by itself")
+            if size := segment(chain):
+                reason = f"on a CPU, for large states: {size} steps at a time are computed again"
+                return Choice(Autodiff(checkpoint=size), {}, reason)
             if reads_little(chain):
                 return Choice(Autodiff(), {}, "on a CPU, for large states that it need not keep")
+            if is_traffic(chain, LARGE):
+                return Choice(Autodiff(), {}, "on a CPU, for large states and little work")
             if is_small(chain):
                 return Choice(Autodiff(), {}, "on a CPU, for few bytes")
             if chain.length <= FEW_LAYERS and has_layers(chain):
@@ -244,14 +260,8 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
 
 def loop_seconds(chain: TracedChain) -> float:
     """Of a loop of an accelerator, whose products of batches are kernels of their own."""
-    has_kernels = chain.layout.batch_size > 1 and products_of(chain) > 0
+    has_kernels = chain.layout.batch_size > 1 and products_of(chain.step.jaxpr) > 0
     return chain.length * LAUNCH * (1 + has_kernels)
-
-
-def products_of(chain: TracedChain) -> int:
-    """The operations of the products of one step."""
-    found = (each for each in equations(chain.step.jaxpr) if each.primitive.name == "dot_general")
-    return sum(2 * size(each.outvars[0]) * contracted(each) for each in found)
 
 
 def is_small(chain: TracedChain) -> bool:
@@ -265,10 +275,37 @@ def is_small(chain: TracedChain) -> bool:
 
 
 def reads_little(chain: TracedChain) -> bool:
-    """Whether the states of all steps are large, and jax's derivative keeps little beside them."""
-    state = sum(map(nbytes, chain.step.jaxpr.invars[: chain.step.states]))
-    limits = [times for least, times in KEPT if chain.length * state >= least]
-    return bool(limits) and kept_by_jax(chain.step) <= limits[-1] * state
+    """Whether the states of all steps are large, and jax's derivative keeps little of them."""
+    state = _state_bytes(chain)
+    return chain.length * state >= STATES and kept_by_jax(chain.step) <= PART * state
+
+
+def segment(chain: TracedChain) -> int:
+    """The steps of a segment of which a CPU keeps the first state alone; 0 for none.
+
+    That takes less time if to keep what the derivative reads is more work than the steps are.
+    """
+    length = chain.length
+    if chain.axis.size > 1 or length <= MOST_AGAIN or not is_traffic(chain, LARGE // 4):
+        return 0
+    kept = kept_by_jax(chain.step)
+    if length * kept < TRAFFIC_FROM:
+        return 0
+    size = 2 * steps_in_cache(kept + _state_bytes(chain))
+    return even_chunk(length, min(MOST_AGAIN, max(FEWEST_AGAIN, size)))
+
+
+def is_traffic(chain: TracedChain, least: int) -> bool:
+    """Whether a step is memory traffic more than work, with a state of so many bytes or more."""
+    state = _state_bytes(chain)
+    if state < least:
+        return False
+    kept = kept_by_jax(chain.step)
+    return kept <= TIMES * state and products_of(chain.step.jaxpr) <= WORK * kept
+
+
+def _state_bytes(chain: TracedChain) -> int:
+    return sum(map(nbytes, chain.step.jaxpr.invars[: chain.step.states]))
 
 
 def kept_by_jax(step: Step) -> int:
@@ -364,7 +401,7 @@ def picard_seconds(chain: TracedChain) -> float:
     rounds = ceil_log2(max(2, length))
     weights = sum(map(nbytes, step.jaxpr.invars[step.states :]))
     traffic = length * (6 * rounds * vector + weights) / OF_NUMBERS
-    products = length * products_of(chain) / 2 / FEW_PRODUCTS
+    products = length * products_of(chain.step.jaxpr) / 2 / FEW_PRODUCTS
     return ROUND * (rounds + products / chain.axis.size) + traffic / chain.axis.size
 
 

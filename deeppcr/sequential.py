@@ -1,16 +1,26 @@
 """The sequential program as a method: `jax.lax.scan`, or one kernel."""
 
 import dataclasses
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
+from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_count, check_type, suggests_keywords
-from deeppcr.lower import CannotFuse, FusedStep, fused_scan, is_for_gpus, kernels_run
+from deeppcr.lower import (
+    CannotFuse,
+    FusedStep,
+    fused_scan,
+    is_for_gpus,
+    kernels_run,
+    scan_in_chunks,
+)
 from deeppcr.progress import Progress, check_progress
 from deeppcr.solution import Run
 
@@ -161,3 +171,22 @@ def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leav
     )
     rest = iter(own)
     return last, trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
+
+
+def run_in_segments(
+    chain: TracedChain, initial: Leaves, size: int
+) -> tuple[Leaves, Leaves, Leaves]:
+    """`run_loop` of ``size`` steps after another, each under `jax.checkpoint`."""
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def segment(state: Leaves, part: tuple[Array, Leaves], captured: Leaves) -> Any:
+        index, inputs = part
+        here = dataclasses.replace(chain, inputs=inputs, captured=captured, length=len(index))
+        last, states, outputs = run_loop(here, state)
+        return last, (states, outputs)
+
+    parts = jnp.arange(chain.length, dtype=jnp.int32), chain.inputs
+    last, (states, outputs) = scan_in_chunks(
+        partial(segment, captured=chain.captured), initial, parts, length=chain.length, size=size
+    )
+    return last, states, outputs

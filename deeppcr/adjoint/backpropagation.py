@@ -14,11 +14,21 @@ from deeppcr.lower import even_chunk, steps_in_cache
 from depth.counts import nbytes
 from depth.jaxprs import inside
 
+WRITTEN = 2  # of so many results of a step, one is an array of a chunk; others are kept, or fused
+
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Backpropagation:
-    """An `AdjointSolver` that needs no Jacobian blocks: `deeppcr.lower.loop` of linear steps."""
+    """An `AdjointSolver` that needs no Jacobian blocks: `deeppcr.lower.loop` of linear steps.
+
+    Attributes:
+        keeps: see `AdjointSolver`.
+        unroll: the number of steps per trip of its loops, an integer >= 1.
+    """
+
+    keeps: bool = False
+    unroll: int = 1
 
     def of_part(self, chain: TracedChain) -> "Backpropagation":
         """See `AdjointSolver`."""
@@ -30,7 +40,7 @@ class Backpropagation:
         All, too, if the inputs of a step are larger than its values, as weights of its own are: a
         chunk is a copy of its inputs.
         """
-        each = _bytes_of_results(chain.step.jaxpr)
+        each = _bytes_of_results(chain.step.jaxpr) // WRITTEN
         own = sum(map(nbytes, chain.step.jaxpr.invars[chain.step.states :]))
         if own >= each:
             return chain.length
@@ -46,7 +56,8 @@ class Backpropagation:
             t = add(b_l, pushed)
             return t, t
 
-        t: Leaves = chain.axis.scan(body, enter, (states, chain.inputs, b), linear=True)[1]
+        steps = states, chain.inputs, b
+        t: Leaves = chain.axis.scan(body, enter, steps, unroll=self.unroll, linear=True)[1]
         return t
 
     def backward(
@@ -59,11 +70,11 @@ class Backpropagation:
         def body(mu: Leaves, at: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
             state, inputs, g_l = at
             lam = add(g_l, mu)
-            step = partial(chain.step, inputs=inputs, captured=chain.captured)
-            return pullback(step, state)(lam)[0], lam
+            step = partial(chain.step.with_kept, inputs=inputs, captured=chain.captured)
+            return pullback(step, chain.step.kept_of(inputs), state)(lam)[0], lam
 
-        steps = states, chain.inputs, g
-        mu, lam = chain.axis.reversed.scan(body, enter, steps, linear=True)
+        axis, steps = chain.axis.reversed, (states, chain.inputs, g)
+        mu, lam = axis.scan(body, enter, steps, unroll=self.unroll, linear=True)
         return lam, mu
 
 

@@ -83,8 +83,8 @@ class Adjoint:
         checkpoint: integer >= 1, the number of steps in a segment: only every so many states are
             kept for the gradient, which solves each segment again. With about the square root of L,
             memory grows with the square root of L, for one more forward pass. Segments are solved
-            one after another, by any method. None: all states are kept. Not for chains on several
-            devices.
+            one after another, by any method. Without another option, their derivative is that of
+            "auto". None: all states are kept. Not for chains on several devices.
         linear_vjp: True asserts that the rule of every `jax.custom_vjp` in the step is linear in
             its cotangents (clipped gradients are not). Without it such a step takes "autodiff".
 
@@ -156,6 +156,11 @@ class JacobianAdjoint:
     budget: int
     window: int
     option: Adjoint | None
+
+    @property
+    def keeps(self) -> bool:
+        """See `AdjointSolver`: its blocks are those of all steps, by the states alone."""
+        return False
 
     def of_part(self, chain: TracedChain) -> "JacobianAdjoint | None":
         """See `AdjointSolver`."""
@@ -230,7 +235,7 @@ class JacobianAdjoint:
             is_right, left = self._by_exact(system, blocks, solve, solver.multiplies(blocks))
             return unless(is_right, unflattened(*left), by_steps)
         if transposed:
-            pull = pullback(chain, states)
+            pull = pullback(chain.with_kept, chain.kept, states)
 
         def products(v: Array) -> Array:
             vector = layout.unflatten(v)
@@ -273,8 +278,10 @@ def _product(
     def at(leaves: Leaves) -> Leaves:
         return [lax.dynamic_index_in_dim(x, index, keepdims=False) for x in leaves]
 
-    step = partial(chain.step, inputs=at(chain.inputs), captured=chain.captured)
+    inputs, step = at(chain.inputs), chain.step
     layout, state, vector = chain.layout, at(states), chain.layout.unflatten(v)
     if transposed:
-        return layout.flatten(pullback(step, state)(vector)[0])
-    return layout.flatten(jax.jvp(step, (state,), (vector,))[1])
+        own = partial(step.with_kept, inputs=inputs, captured=chain.captured)
+        return layout.flatten(pullback(own, step.kept_of(inputs), state)(vector)[0])
+    after = partial(step, inputs=inputs, captured=chain.captured)
+    return layout.flatten(jax.jvp(after, (state,), (vector,))[1])

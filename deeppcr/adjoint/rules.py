@@ -35,22 +35,25 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.jacobian import Adjoint
-from deeppcr.adjoint.transposed import moving, pullback
+from deeppcr.adjoint.transposed import jvp, moving, pullback
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.kept import keeping
 from deeppcr.chain.part import leaves_pulled, part
 from deeppcr.chain.step import Step
+from deeppcr.checks import check_count
 from deeppcr.linear.linear_map import LinearMap, Part, solved
 from deeppcr.lower import each, scan_in_chunks
 from deeppcr.newton import Newton
-from deeppcr.sequential import Sequential, run_loop
+from deeppcr.sequential import Sequential, run_in_segments, run_loop
 from deeppcr.sharding import on_shards
 from deeppcr.solution import Run, last_of
 from depth.jaxprs import is_literal, moved_by
 
 Tangents = tuple[Leaves, Leaves, Leaves]  # of the initial state, the inputs, captured arrays
+Put = Callable[[Leaves, Leaves], TracedChain]
 Pushed = tuple[Run, Leaves, Leaves, Leaves]
 
 
@@ -59,6 +62,10 @@ class AdjointSolver(Protocol):
 
     ``A_l = df/dz(z_{l-1})`` at known states ``z_0 .. z_{L-1}``. A pytree.
     """
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the loop of the states keeps what the derivative reads."""
 
     def of_part(self, chain: TracedChain) -> "AdjointSolver | None":
         """The same for some leaves of the state; None if it is bound to all of them."""
@@ -90,11 +97,17 @@ class Autodiff:
             must be added in one run, to be clipped as one sum.
         with_stats: whether the method runs, too, for its statistics.
         unroll: the number of steps per trip of the loops, an integer >= 1.
+        checkpoint: steps of a segment. The derivative keeps the first state of each, and computes
+            the others again. None: it keeps what it reads of all steps.
     """
 
     with_states: bool = False
     with_stats: bool = False
     unroll: int = 1
+    checkpoint: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("checkpoint", self.checkpoint, "number of steps", optional=True)
 
     def push(
         self, solve: Callable[[], Run], chain: TracedChain, moves: "_Moves", tangents: Tangents
@@ -103,7 +116,10 @@ class Autodiff:
 
         def program(z: Leaves, x: Leaves, c: Leaves) -> tuple[Leaves, Leaves, Leaves]:
             initial = combine(chain.initial, moves.initial, z)
-            return run_loop(moves.put(chain, x, c), initial, self.unroll)
+            run = partial(run_loop, unroll=self.unroll)
+            if self.checkpoint:
+                run = partial(run_in_segments, size=self.checkpoint)
+            return run(moves.put(chain, x, c), initial)
 
         found, pushed = jax.jvp(program, moves.of(chain), tangents)
         (last, states, outputs), (of_last, t, by_outputs) = found, pushed
@@ -119,9 +135,15 @@ class Autodiff:
 
 
 def resolve_adjoint(
-    adjoint: Adjoint | Backpropagation | Autodiff | None, method: object, chain: TracedChain
+    adjoint: Adjoint | Backpropagation | Autodiff | None,
+    method: object,
+    chain: TracedChain,
+    loops: bool,
 ) -> AdjointSolver | Autodiff:
-    """The adjoint of a chain that ``method`` solves; ``method`` is None for "auto"."""
+    """The adjoint of a chain that ``method`` solves; ``method`` is None for "auto".
+
+    ``loops``: whether the states are those of a loop, which can keep more than these.
+    """
     has_rule = chain.step.has_custom_vjp and not getattr(adjoint, "linear_vjp", False)
     if isinstance(adjoint, Autodiff) and not has_rule and isinstance(chain.axis, ChainSharding):
         adjoint = Backpropagation()  # the same, shard after shard
@@ -137,7 +159,8 @@ def resolve_adjoint(
             autodiff, with_states=with_states, with_stats=is_newton, unroll=unroll
         )
     if not isinstance(adjoint, Adjoint):
-        return adjoint
+        unroll = method.unroll if isinstance(method, Sequential) else 1
+        return dataclasses.replace(adjoint, keeps=loops, unroll=unroll)
     if adjoint.linearize == "auto" and isinstance(method, Newton):
         adjoint = dataclasses.replace(adjoint, linearize=method.linearize)
     return adjoint.bind(chain)
@@ -218,8 +241,16 @@ def _push(
     if isinstance(adjoint, Autodiff):
         return adjoint.push(partial(solve, chain), chain, moves, tangents)
     step, own = differentiated(chain.step)
+    values = keeping(chain) if adjoint.keeps and step is own is chain.step else None
+    if values:
+        step, own = values.derivative, values.forward
     run = solve(dataclasses.replace(chain, step=own))
     chain = dataclasses.replace(chain, step=step)
+    if values:
+        count = len(run.outputs) - len(step.kept)
+        chain = dataclasses.replace(chain, inputs=[*chain.inputs, *run.outputs[count:]])
+        run = dataclasses.replace(run, outputs=run.outputs[:count])
+        moves = moves.of_part([True] * step.states, len(step.kept))
     states, after = chain.before(chain.initial, run.trajectory), run.trajectory
     dz, dx, dc = tangents
     _, x, c = moves.of(chain)
@@ -230,15 +261,15 @@ def _push(
     if kept is None:
         kept, reached = equations, [any(reached)] * step.states
 
-    def outputs(x: Leaves, c: Leaves, z: Leaves, moved: Leaves) -> Leaves:
+    def outputs(x: Leaves, c: Leaves, z: Leaves, moved: Leaves) -> tuple[Leaves, Leaves]:
         here = combine(states, reached, z), combine(after, reached, moved)
-        return moves.put(chain, x, c).outputs(*here)
+        return moves.put(chain, x, c).outputs_with_kept(*here)
 
     # Outputs may move where no state does, as by the weights of a readout.
     t = solved(*kept.linear_map(), kept.zeros_and(tangents)) if any(reached) else []
     starts = kept.chain.before(kept.moves.enter(kept.chain.initial, dz), t) if t else []
     primals = x, c, partition(states, reached), partition(after, reached)
-    by_outputs = jax.jvp(outputs, primals, (dx, dc, starts, t))[1]
+    by_outputs = jvp(outputs, chain.kept)(primals, (dx, dc, starts, t))[1]
     t = combine([jnp.zeros_like(z) for z in after], reached, t)
     return run, t, by_outputs, list(map(last_of, t)) if run.last else []
 
@@ -337,23 +368,30 @@ class _System(NamedTuple):
         """Of the steps: int32."""
         return jnp.arange(self.chain.length, dtype=jnp.int32)
 
-    def steps(self, index: Array, inputs: Leaves) -> tuple[TracedChain, Callable[..., Leaves], Any]:
-        """Consecutive steps, as a chain, and as a function with its differentiated leaves."""
+    def steps(self, index: Array, inputs: Leaves) -> tuple[TracedChain, Put, Any]:
+        """Consecutive steps, as a chain, and as a function of its differentiated leaves."""
         here = dataclasses.replace(self.chain, inputs=inputs, length=len(index), offset=index[0])
-        return here, lambda z, x, c: self.moves.put(here, x, c)(z), self.moves.of(here)[1:]
 
-    @property
-    def in_chunks(self) -> Callable[..., Any]:
-        """Runs ``f(carry, part)``, chunk after chunk."""
-        return partial(scan_in_chunks, length=self.chain.length, size=self.size)
+        def put(x: Leaves, c: Leaves) -> TracedChain:
+            return self.moves.put(here, x, c)
+
+        return here, put, self.moves.of(here)[1:]
+
+    def in_chunks(self, f: Callable[..., Any], reverse: bool = False) -> Callable[..., Any]:
+        """``f(carry, part)`` of all steps, chunk after chunk."""
+        length, size = self.chain.length, self.size
+        if size >= length:
+            return f
+        return partial(scan_in_chunks, f, length=length, size=size, reverse=reverse)
 
 
 def _product(moves: _Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
     """``A_l t_{l-1}`` and the terms of ``v``."""
     system, (t, (dz, dx, dc)) = _System.of(moves, tree, known), x
-    _, f, primals = system.steps(system.indices, system.chain.inputs)
+    _, put, primals = system.steps(system.indices, system.chain.inputs)
     starts = system.chain.before(moves.enter(system.initial, dz), t)
-    found: Leaves = jax.jvp(f, (system.states, *primals), (starts, dx, dc))[1]
+    both = (system.states, *primals), (starts, dx, dc)
+    found: Leaves = jax.jvp(lambda z, x, c: put(x, c)(z), *both)[1]
     return found
 
 
@@ -363,13 +401,13 @@ def _solve(moves: _Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) 
 
     def chunk(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
         index, z, inputs, b, dx = part
-        here, f, primals = system.steps(index, inputs)
-        pushed = jax.jvp(partial(f, z), primals, (dx, dc))[1]
-        t = system.forward(here, z, add(b, pushed), enter)
+        here, put, primals = system.steps(index, inputs)
+        driven = jax.jvp(lambda x, c: put(x, c)(z), primals, (dx, dc))[1]
+        t = system.forward(here, z, add(b, driven), enter)
         return [leaf[-1] for leaf in t], t
 
     parts = system.indices, system.states, system.chain.inputs, b, dx
-    t: Leaves = system.in_chunks(chunk, moves.enter(system.initial, dz), parts)[1]
+    t: Leaves = system.in_chunks(chunk)(moves.enter(system.initial, dz), parts)[1]
     return t
 
 
@@ -382,12 +420,13 @@ def _solve_transposed(
     def chunk(carry: Any, part: Any) -> tuple[Any, tuple[Leaves, Leaves]]:
         enter, totals = carry
         index, z, inputs, g = part
-        here, f, primals = system.steps(index, inputs)
+        here, put, primals = system.steps(index, inputs)
         lam, leave = system.backward(here, z, g, enter)
-        from_x, from_c = each(pullback(partial(f, z), *primals))(lam)
+        pull = pullback(lambda x, c: put(x, c).with_kept(z), here.kept, *primals)
+        from_x, from_c = each(pull)(lam)
         return (leave, add(totals, from_c)), (lam, from_x)
 
     start = system.initial, list(map(jnp.zeros_like, moves.of(system.chain)[2]))
     parts = system.indices, system.states, system.chain.inputs, g
-    (leave, from_c), (lam, from_x) = system.in_chunks(chunk, start, parts, reverse=True)
+    (leave, from_c), (lam, from_x) = system.in_chunks(chunk, reverse=True)(start, parts)
     return lam, (partition(leave, moves.initial), from_x, from_c)

@@ -134,9 +134,9 @@ class ChainAxis:
         """`deeppcr.lower.loop` along the chain, in the direction of the recurrence."""
         return partial(loop, reverse=self.backwards)
 
-    def each(self, f: Callable[..., Any], *parts: Any, shared: Any) -> Any:
+    def each(self, f: Callable[..., Any], parts: int) -> Callable[..., Any]:
         """``f(*parts, shared)``; ``parts`` and the result carry the chain, ``shared`` does not."""
-        return f(*parts, shared)
+        return f
 
     @property
     def _start(self) -> int:

@@ -146,10 +146,9 @@ class ChainSharding(ChainAxis):
 
         return against
 
-    def each(self, f: Callable[..., Any], *parts: Any, shared: Any) -> Any:
+    def each(self, f: Callable[..., Any], parts: int) -> Callable[..., Any]:
         """See `ChainAxis`."""
-        run = self.per_shard(f, (*(self.along for _ in parts), P()), self.along)
-        return run(*parts, shared)
+        return self.per_shard(f, (*[self.along] * parts, P()), self.along)
 
 
 def _device_numbers(mesh: Any, axis: MeshAxis) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -168,6 +168,9 @@ def _part_of(
             derivative=derivative and _part_of(derivative, *key),
             example=example and _part_of(example, *key),
         )
+        computed = {y for each in found.jaxpr.eqns for y in each.outvars}
+        values = tuple(pair for pair in step.kept if pair[0] in computed)
+        found = dataclasses.replace(found, kept=values)
         parts[key] = extended(found, found.jaxpr, len(others)) if others else found
     return parts[key]
 

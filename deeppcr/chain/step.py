@@ -36,7 +36,14 @@ from deeppcr.programs.effects import (
 )
 from deeppcr.programs.precision import in_full_precision
 from deeppcr.programs.retrace import varying_alike
-from depth.jaxprs import Program, Replacement, bind, interpret, is_literal, is_reference, vary
+from depth.jaxprs import (
+    Program,
+    Replacement,
+    is_literal,
+    is_reference,
+    needed,
+    vary,
+)
 
 
 class Extended(NamedTuple):
@@ -84,6 +91,7 @@ class Step:
         has_custom_vjp: whether it calls a `jax.custom_vjp`, which has reverse mode only. Its rule
             need not even be linear in its cotangents (clipped gradients).
         example: the step of one example, if this one is its `jax.vmap`: see `examples.py`.
+        kept: variables whose values are inputs, and the variables of these: see `kept.py`.
     """
 
     jaxpr: Program
@@ -97,17 +105,22 @@ class Step:
     program: Program | None = None
     derivative: "Step | None" = None
     example: "Step | None" = None
+    kept: tuple[tuple[Any, Any], ...] = ()
     has_custom_vjp: bool = dataclasses.field(init=False)
     _variables: list[Any] = dataclasses.field(init=False, repr=False)
     _order: Order = dataclasses.field(init=False, repr=False)
+    _in_loop: Order = dataclasses.field(init=False, repr=False)
     _own_filters: frozenset[Any] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         program = self.evaluated
         known = {*program.invars, *program.constvars}
-        order = Order.of(program, known, program.outvars[: self.states])
+        kept = [value for value, _ in self.kept]
+        order = Order.of(program, known, [*program.outvars[: self.states], *kept])
         object.__setattr__(self, "_variables", [*program.invars, *program.constvars])
         object.__setattr__(self, "_order", order)
+        live = Order(needed(self.looped, known, program.outvars), set(), {})
+        object.__setattr__(self, "_in_loop", live)
         object.__setattr__(self, "_own_filters", own_filters(program, program.constvars))
         object.__setattr__(self, "has_custom_vjp", has_custom_vjp(self.jaxpr))
 
@@ -209,12 +222,30 @@ class Step:
         wanted = self.evaluated.outvars[: self.states]
         return evaluate(self.evaluated, known, wanted, replace, self._order)
 
+    def with_kept(
+        self,
+        state: Leaves,
+        inputs: Leaves,
+        captured: Leaves,
+        replace: Replacement | None = None,
+    ) -> tuple[Leaves, Leaves]:
+        """The next state, and the values that are kept, computed again: see `jvp`."""
+        known, program = self._known(state, inputs, captured), self.evaluated
+        wanted = [*program.outvars[: self.states], *(value for value, _ in self.kept)]
+        found = evaluate(program, known, wanted, replace, self._order)
+        return found[: self.states], found[self.states :]
+
+    def kept_of(self, inputs: Leaves) -> Leaves:
+        """The values that are kept, among the inputs."""
+        values = dict(zip(self.jaxpr.invars[self.states :], inputs, strict=True))
+        return [values[variable] for _, variable in self.kept]
+
     def with_outputs(
         self, state: Leaves, inputs: Leaves, captured: Leaves
     ) -> tuple[Leaves, Leaves]:
         """The next state and the outputs, by the user's own program: for the sequential loop."""
         known, program = self._known(state, inputs, captured), self.looped
-        values = interpret(program, known, program.outvars, bind)
+        values = evaluate(program, known, program.outvars, order=self._in_loop)
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, after: Leaves, captured: Leaves) -> Leaves:
@@ -222,12 +253,20 @@ class Step:
 
         For programs that evaluate many steps at once.
         """
+        return self.outputs_with_kept(state, inputs, after, captured)[0]
+
+    def outputs_with_kept(
+        self, state: Leaves, inputs: Leaves, after: Leaves, captured: Leaves
+    ) -> tuple[Leaves, Leaves]:
+        """The outputs, and the values that are kept, computed again: see `jvp`."""
         known = self._known(state, inputs, captured)
         for variable, value in zip(self.evaluated.outvars[: self.states], after, strict=True):
             if not is_literal(variable):  # a literal is its own value
                 known.setdefault(variable, value)
-        wanted = self.evaluated.outvars[self.states :]
-        return evaluate(self.evaluated, known, wanted, self.at_once)
+        outputs = self.evaluated.outvars[self.states :]
+        wanted = [*outputs, *(value for value, _ in self.kept)]
+        found = evaluate(self.evaluated, known, wanted, self.at_once)
+        return found[: len(outputs)], found[len(outputs) :]
 
     def as_function(self, captured: Leaves) -> Callable[[Any, Any], tuple[Any, Any]]:
         """The step as a function of pytrees, ``(state, input) -> (state, outputs)``."""

@@ -18,11 +18,14 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, filterfalse
 from typing import Any, NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from deeppcr.arrays.avals import abstract
+from deeppcr.programs.retrace import with_literals
 from depth.counts import size
-from depth.jaxprs import Replacement, bind, entered, is_literal, needed
+from depth.jaxprs import Program, Replacement, bind, called, entered, is_literal, needed
 from depth.primitives import primitive
 
 CUTS = frozenset({"slice", "split"})
@@ -159,6 +162,30 @@ def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = No
     """The results of a closed program, by `evaluate`."""
     program, known = entered(closed, operands)
     return evaluate(program, known, program.outvars, replace)
+
+
+def opened(program: Program) -> Program:
+    """The program with its calls opened, and with slices first.
+
+    Those of functions with derivative rules, and of `jax.checkpoint`, stay.
+    """
+    variables = [*program.constvars, *program.invars]
+
+    def run(*leaves: Any) -> list[Any]:
+        known = dict(zip(variables, leaves, strict=True))
+        return evaluate(program, known, program.outvars, _opened)
+
+    closed = jax.make_jaxpr(run)(*(abstract(x.aval) for x in variables))
+    new, count = Program.of(closed), len(program.constvars)
+    new = new._replace(constvars=[*new.invars[:count], *new.constvars], invars=new.invars[count:])
+    return with_literals(new, list(getattr(closed, "consts", ())))
+
+
+def _opened(equation: Any, operands: list[Any]) -> list[Any] | None:
+    if not primitive(equation).inlines or "prevent_cse" in equation.params:
+        return None
+    inner = called(equation)
+    return None if inner is None else apply(inner, operands, _opened)
 
 
 def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:

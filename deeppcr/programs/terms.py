@@ -9,7 +9,8 @@ from jax import Array, lax
 
 from deeppcr.arrays.state import float32_or_better
 from depth.counts import contracted
-from depth.jaxprs import is_literal
+from depth.jaxprs import equations, is_literal
+from depth.primitives import primitive
 
 
 def is_real_product(equation: Any) -> bool:
@@ -47,3 +48,9 @@ def _batch_first(x: Array, dropped: int, batch: Sequence[int]) -> Array:
     free = np.setdiff1d(range(x.ndim), (dropped, *batch))
     order = np.array([*batch, *free], int)
     return x.squeeze(dropped).transpose(*(order - (order > dropped)).tolist())
+
+
+def products_of(program: Any) -> int:
+    """The operations of the products of a program, convolutions included."""
+    products = (each for each in equations(program) if primitive(each).kind == "product")
+    return sum(primitive(each).work(each) for each in products)

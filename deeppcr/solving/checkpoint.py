@@ -22,14 +22,14 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once
 from deeppcr.checks import describe
-from deeppcr.choose import MethodOption
+from deeppcr.choose import AdjointOption, MethodOption
 from deeppcr.lower import is_eager, scan_in_chunks
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import is_number
 from deeppcr.solution import Run, Stats
 
-Solve = Callable[[TracedChain, MethodOption, Adjoint], Run]
+Solve = Callable[[TracedChain, MethodOption, AdjointOption], Run]
 
 
 def solve_in_segments(
@@ -80,7 +80,9 @@ def _run_leaves(static: tuple[Any, ...], leaves: Leaves) -> Run:
 
 def _run(chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solve) -> Run:
     assert adjoint.checkpoint is not None
-    inside = dataclasses.replace(adjoint, checkpoint=None)
+    # Without another option, a segment has the derivative that "auto" takes for it.
+    is_plain = adjoint == Adjoint(checkpoint=adjoint.checkpoint)
+    inside = None if is_plain else dataclasses.replace(adjoint, checkpoint=None)
 
     @partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
     def segment(initial: Leaves, inputs: Leaves, captured: Leaves, length: int) -> Run:

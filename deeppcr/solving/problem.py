@@ -43,6 +43,7 @@ from deeppcr.lower import DEFAULT, by_platform, differing, platforms
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
+from deeppcr.sequential import Sequential
 from deeppcr.sharding import on_shards
 from deeppcr.solution import Run
 from depth.jaxprs import Program
@@ -210,7 +211,17 @@ class Problem:
         elif isinstance(adjoint, Adjoint) and "linearize_adjoint" in self.arrays:
             blocks = self.arrays["linearize_adjoint"]
             found = {DEFAULT: dataclasses.replace(adjoint, linearize=blocks)}
-        return {name: resolve_adjoint(each, method, shapes) for name, each in found.items()}
+        methods = self.methods()
+        loops = {
+            name: all(
+                isinstance(each, Sequential) and not each.fused
+                for each in ([methods[name]] if name in methods else methods.values())
+            )
+            for name in found
+        }
+        return {
+            name: resolve_adjoint(each, method, shapes, loops[name]) for name, each in found.items()
+        }
 
 
 def converted_structure(structure: Any, convert: Callable[[Program], Program]) -> Any:

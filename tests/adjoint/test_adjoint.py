@@ -123,7 +123,7 @@ def test_no_tracer_leaks():
 def test_auto_is_sequential_on_a_cpu_and_keeps_its_blocks_in_the_cache():
     def program(adjoint):
         def loss(w):
-            xs = jnp.zeros(8 * CPU.cache // (8 * 9))
+            xs = jnp.zeros(8 * (CPU.cache // (8 * 9)))
             out = deeppcr.scan(lambda z, x: (jnp.tanh(w @ z + x), None), w[0], xs, adjoint=adjoint)
             return out[0].sum()
 

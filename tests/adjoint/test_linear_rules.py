@@ -142,7 +142,7 @@ def test_forward_mode_by_the_rule():
 @pytest.mark.parametrize("rule", [known, clipped])
 def test_a_rule_is_left_to_jax_unless_the_user_knows_that_it_is_linear(rule):
     chain = chain_of(lambda w, z, x: jnp.tanh(rule(w @ z) + x))
-    assert isinstance(resolve_adjoint(deeppcr.Adjoint(), None, chain), Autodiff)
-    assert isinstance(resolve_adjoint(LINEAR["adjoint"], None, chain), JacobianAdjoint)
+    assert isinstance(resolve_adjoint(deeppcr.Adjoint(), None, chain, False), Autodiff)
+    assert isinstance(resolve_adjoint(LINEAR["adjoint"], None, chain, False), JacobianAdjoint)
     plan = deeppcr.plan(deeppcr.Chain(lambda z, x: jnp.tanh(rule(z) + x), XS), Z0)
     assert "the step calls a jax.custom_vjp" in str(plan)

@@ -150,7 +150,7 @@ def test_a_loose_tolerance_is_looser():
 
 def bound(adjoint, method, step=lambda z, x: jnp.tanh(ARGUMENTS[0] @ z + x)):
     problem = trace_chain(lambda z, x: (step(z, x), None), ARGUMENTS[1], ARGUMENTS[2], L, 0, "z0")
-    return resolve_adjoint(adjoint, method, problem)
+    return resolve_adjoint(adjoint, method, problem, False)
 
 
 def test_auto_takes_the_linearization_of_newton():

@@ -54,7 +54,9 @@ ADJOINTS = [
     'deeppcr.Adjoint(linearize="zero")',
     "deeppcr.Adjoint(memory=200)",
     "deeppcr.Adjoint(linearize='diagonal', max_iterations=1)",
+    "deeppcr.adjoint.Autodiff(checkpoint=3)",
 ]
+OF_LOOPS = '"backprop"', '"backprop"', '"auto"', "deeppcr.adjoint.Autodiff(checkpoint=3)"
 CHECKS = [*["value"] * 3, "value, eager", "vmapped", "on a mesh", "nested", "jvp"]
 CHECKS += [*["gradient"] * 3, *REVERSE]
 
@@ -75,6 +77,13 @@ class Theme:
 DERIVATIVES = tuple(check for check in CHECKS if check in REVERSE or check == FORWARD)
 THEMES = [
     *[Theme()] * 4,
+    Theme(methods=PLAIN, adjoints=OF_LOOPS, checks=DERIVATIVES),
+    Theme(
+        certain=("own derivative", "cond", "loop", "inner scan", "jitted", "checkpoint"),
+        methods=PLAIN,
+        adjoints=OF_LOOPS,
+        checks=DERIVATIVES,
+    ),
     Theme(
         kinds=("clock", "contracting", "slow", "sum", "neutral"),
         methods=tuple(METHODS[2:]),
