@@ -286,6 +286,8 @@ def _kernel(
                 reach[slot] = {slot: amount}
     if operations["move"]:  # values that are read out of order are computed out of order, too
         operations["move"] += operations.pop("arithmetic", 0)
+    if kind == "transposed product":
+        operations["move"] += sum(_rearranged(node.equation) for node in nodes)
     moved, by_class = sum(read.values()) + written, tuple(sorted(operations.items()))
     sizes = moved, pieces, max(results, 1), max(apart, moved)
     return Kernel(kind, dtype, by_class, *sizes, max(waits.values(), default=0))
@@ -353,3 +355,13 @@ def _product(equation: Any) -> tuple[str, int]:
         return "vector product", pieces
     straight = max(on_left) == len(shape(equation.invars[0])) - 1 and min(on_right) == len(batch)
     return "product" if straight else "transposed product", pieces
+
+
+def _rearranged(equation: Any) -> int:
+    """The elements that a product with transposed operands has to bring in order."""
+    if equation.primitive.name != "dot_general":
+        return 0
+    (on_left, on_right), (batch, _) = equation.params["dimension_numbers"]
+    left, right = equation.invars
+    is_left = max(on_left) < len(shape(left)) - 1
+    return size(left) * is_left + size(right) * (min(on_right) > len(batch))

@@ -20,6 +20,7 @@ from deeppcr.choose import (
     choose_adjoint,
     choose_method,
     find_method,
+    left_to_jax,
 )
 from deeppcr.layers import Repeated
 from deeppcr.linearize import Choice, choose_linearization
@@ -27,7 +28,13 @@ from deeppcr.loops import ITERATION
 from deeppcr.lower import expecting, is_left_to_xla, obstacle
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import expected_iterations
-from deeppcr.planning.candidates import Candidate, Instance, baseline, instance_of
+from deeppcr.planning.candidates import (
+    Candidate,
+    Instance,
+    baseline,
+    instance_of,
+    kept_by,
+)
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.structure import Structure, find_structure
@@ -257,6 +264,8 @@ def plan(
     }
     if for_adjoint == because:  # an obstacle
         del found["adjoint"]
+    elif platform == "cpu" and not (tried or left_to_jax(chain)):
+        found["kept"] = kept_by(gradient[0].adjoint, chain)
     if any(isinstance(each, Newton) for each in methods):
         kind = "exact: Newton's" if linear.is_exact else "not exact: a quasi-Newton"
         at_once = "all" if linear.window == steps else str(linear.window)
