@@ -24,6 +24,8 @@ from experiments import report
 from experiments.bench.summary import best, errors
 from experiments.bench.table import Row, markdown
 from experiments.kernels.run import named
+from experiments.recurrent.compared import COLUMNS, compared, newest
+from experiments.recurrent.run import PARTS
 from tests.pages import run
 
 ROOT = Path(__file__).parent.parent
@@ -256,6 +258,14 @@ def gradients_layers(rows: Rows) -> pd.DataFrame:
     return pd.DataFrame(columns).reset_index(names="cell")
 
 
+def recurrent(rows: Rows, part: str) -> pd.DataFrame:
+    """The sizes that people train, of the newest jax, and the means of all versions."""
+    every = compared(rows["recurrent"], part)
+    mine = newest(every)
+    mine += [line for line in every if line not in mine and "T" not in line]
+    return select(frame(mine), {key: None for key in COLUMNS if any(key in line for line in mine)})
+
+
 def decide_regret(rows: Rows) -> pd.DataFrame:
     """How much slower what "auto" takes is than the fastest, over all chains that were drawn."""
     mine = frame(rows["decide"], part="regret").dropna(subset="regret %").infer_objects()
@@ -356,6 +366,7 @@ COMPUTED = (overview, gradients_adjoints, gradients_layers, decide_regret, decid
 COMPUTED += (iterations_accuracy, field_predictability, parity_schedulers)
 TABLES: dict[str, Table] = {name: partial(described, spec=spec) for name, spec in SPECS.items()}
 TABLES |= {of.__name__: of for of in (*COMPUTED, prediction_errors)}
+TABLES |= {f"recurrent_{part}": partial(recurrent, part=part) for part in PARTS}
 TABLES |= {
     "diffusion_rounding": partial(_counts, tolerance="rounding"),
     "diffusion_relative": partial(_counts, tolerance="1e-3"),

@@ -20,6 +20,8 @@ from experiments.bench import results
 from experiments.bench.summary import best
 from experiments.bench.table import Row, markdown
 from experiments.headline import HEADLINES, TITLE
+from experiments.recurrent.beside_torch import ALONE
+from experiments.recurrent.compared import BESIDE, newest
 
 BEGIN, END = (
     "<!-- results: made by python -m experiments report --readme -->",
@@ -33,19 +35,22 @@ NOTE = (
     "compile the default, in brackets `jax.lax.scan`. *Published* speedups are of parallel "
     "programs on other machines, over other loops."
 )
+TRAINED = " The first rows, of the sizes that people train, are of the newest jax named below."
 RANGE = re.compile(r"(<!-- measured: (\w+) -->).*?(<!-- end -->)")
 # Programs that may compute step by step: where they do, they are never taken for parallel ones.
-SEQUENTIAL = ("auto", "adjoint, backprop")
+SEQUENTIAL = ("auto", "adjoint, backprop", *BESIDE, ALONE)
 PLATFORMS = {"CPU": "cpu", "GPU": "nvidia"}  # and how the names of their devices begin
 COLUMNS = (
     *("program", "CPU, **default**", "CPU, predicted", "CPU, at once", "CPU, compile s"),
     *("GPU", "GPU, **default**", "GPU, predicted", "GPU, at once", "published"),
 )
-# What sentences of the README say: the default's speedups over the best loop, for 2 to 16 units.
+# What sentences of the README say: the default's speedups over the best loop, for 2 to 16 units;
+# of `recurrent`, for its networks.
 # Name -> start of the device's name, experiment, direction.
 RANGES = {
     "forward": ("cpu", "gradients", "forward"),
     "gradient": ("cpu", "gradients", "gradient"),
+    "trained": ("cpu", "recurrent", "gradient"),
     "gpu": ("nvidia", "gradients", "gradient"),
     "gpu_layers": ("nvidia", "mlp", "gradient"),
 }
@@ -85,8 +90,10 @@ def read(folder: Path = results.FOLDER) -> list[Device]:
 def headlines(devices: Sequence[Device]) -> str:
     """The table of the README: speedups on a CPU and on a GPU, and those that others report."""
     rows: list[Row] = []
-    for title, headline in HEADLINES.items():
-        row = dict.fromkeys(COLUMNS, "") | {"program": title, "published": headline.published}
+    published = dict.fromkeys((row[TITLE] for each in devices for row in _trained(each)), "")
+    published |= {title: headline.published for title, headline in HEADLINES.items()}
+    for title in published:
+        row = dict.fromkeys(COLUMNS, "") | {"program": title, "published": published[title]}
         for platform, start in PLATFORMS.items():
             mine = (_headline(title, each) for each in devices if each.name.startswith(start))
             for key, cell in next(filter(None, mine), {}).items():
@@ -95,9 +102,15 @@ def headlines(devices: Sequence[Device]) -> str:
     return markdown(rows)
 
 
+def _trained(device: Device) -> list[Row]:
+    """The rows of `recurrent` that are shown here."""
+    return newest([row for row in device.rows.get("recurrent", []) if TITLE in row])
+
+
 def _headline(title: str, device: Device) -> Row:
     """The speedups of the default and of the fastest parallel program, if they were measured."""
-    mine = [row for row in device.rows.get("headline", []) if row[TITLE] == title]
+    mine = [*device.rows.get("headline", []), *_trained(device)]
+    mine = [row for row in mine if row[TITLE] == title]
     default = next(filter(is_default, mine), None)
     if default is None:
         return {}
@@ -138,7 +151,8 @@ def measured(device: Device, *experiments: str) -> str:
 
 def readme(devices: Sequence[Device]) -> str:
     """What the README says of results: the table, and where and with what it was measured."""
-    return "\n\n".join([headlines(devices), NOTE, " ".join(map(measured, devices))])
+    note = NOTE + TRAINED * any(map(_trained, devices))
+    return "\n\n".join([headlines(devices), note, " ".join(map(measured, devices))])
 
 
 def measured_ranges(devices: Sequence[Device]) -> dict[str, str]:
@@ -146,17 +160,22 @@ def measured_ranges(devices: Sequence[Device]) -> dict[str, str]:
     found = {}
     for name, (start, experiment, direction) in RANGES.items():
         every = [of.rows.get(experiment, []) for of in devices if of.name.startswith(start)]
-        mine = [
-            row for row in chain.from_iterable(every) if is_default(row) and 2 <= row["w"] <= 16
-        ]
-        kinds = ("gru", "lstm", "tanh", "relu")
-        mine = [row for row in mine if row["direction"] == direction and row["kind"] in kinds]
+        mine = [row for row in chain.from_iterable(every) if is_default(row)]
+        mine = newest(mine) if experiment == "recurrent" else mine
+        mine = [row for row in mine if row["direction"] == direction and _is_meant(row)]
         numbers = sorted(float(row["speedup"]) for row in mine)
         found[name] = "not measured"
         if numbers:
             least, most = numbers[0], numbers[-1]
             found[name] = f"{median(numbers):.1f} times (median; {least:.1f} to {most:.1f})"
     return found
+
+
+def _is_meant(row: Row) -> bool:
+    """Whether a sentence is about the program of a row."""
+    if row.get("part") == "networks":  # of `recurrent`
+        return True
+    return row["kind"] in ("gru", "lstm", "tanh", "relu") and 2 <= row["w"] <= 16
 
 
 def rewrite(path: Path, text: str, ranges: Mapping[str, str]) -> None:

@@ -25,6 +25,7 @@ WEIGHTS = {  # shares of the time that is left, the most important first
     "resnet": 3,
     "diffusion": 3,
     "gradients": 5,
+    "recurrent": 5,
     "decide": 3,
     "iterations": 2,
     "field": 2,

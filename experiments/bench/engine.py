@@ -64,6 +64,7 @@ class Variant:
         comparable: maps the result to a form that all variants share.
         statistics: further cells of its row, from the result.
         options: of the compiler; see `experiments.bench.programs.captured`.
+        is_jax: whether it is a program of jax; others, of torch, are called as they are.
     """
 
     run: Callable[..., Any]
@@ -73,6 +74,7 @@ class Variant:
     comparable: Callable[[Any], Any] = lambda result: result
     statistics: Callable[[Any], Row] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    is_jax: bool = True
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def measure(
             tuples = one.arguments
             if one.variant.prepare:
                 one.arguments = [one.variant.prepare(*arguments) for arguments in tuples]
-            if device:
+            if device and one.variant.is_jax:
                 _predict(one, tuples, device, longest)
             if name not in alone and not one.note:
                 _compile(one, device)
@@ -310,6 +312,9 @@ def _compile(
     one: Outcome, device: depth.Device | None, anew: bool = False, is_timed: bool = False
 ) -> None:
     run = one.variant.run
+    if not one.variant.is_jax:
+        one.build = Build(run, 0.0, 0.0, None)
+        return
     if anew:  # as a function that jax has not traced yet
         jax.clear_caches()
         run = lambda *arguments: one.variant.run(*arguments)  # noqa: E731

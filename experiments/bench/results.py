@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent.parent / "results"
 KEY = {  # cells that say what was measured
     *("part", "title", "kind", "data", "activation", "chain", "w", "L", "batch", "modules"),
     *("steps", "direction", "program", "method", "form", "k", "gain", "problem", "source"),
-    *("options", "tolerance", "scheduler", "entry", "target", "variant"),
+    *("options", "tolerance", "scheduler", "entry", "target", "variant", "jax"),
 }
 Rows = list[dict[str, Any]]
 
@@ -30,6 +30,11 @@ Rows = list[dict[str, Any]]
 def device() -> str:
     """The default device as a folder name: "cpu", "nvidia-h200"."""
     return re.sub(r"[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
+
+
+def version() -> str:
+    """The version of jax, without patches: "0.10"."""
+    return ".".join(jax.__version__.split(".")[:2])
 
 
 def environment() -> dict[str, Any]:

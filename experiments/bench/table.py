@@ -19,7 +19,7 @@ NOTE = "note"  # the column that is printed in lines below its table
 # Columns that say which case a row belongs to; where all rows agree, they stand above the table.
 LABELS = (
     *("target", "entry", "kind", "data", "activation", "chain", "scaling", "on paper"),
-    *("L", "w", "batch", "modules", "steps", "direction", "growth rate", "forecast"),
+    *("L", "w", "batch", "modules", "steps", "direction", "growth rate", "forecast", "jax"),
 )
 
 

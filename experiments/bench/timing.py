@@ -88,8 +88,11 @@ def interleave(
                 continue
             PROGRESS.say(f"timing {name}, round {number + 1} of {effort.rounds}")
             calls = max(1, min(effort.most, int(effort.share / least)))
-            start = time.process_time()
             try:
+                # Not counted: the function before it may still give its memory back to the system,
+                # as 600 MB of an unrolled loop, which doubled the next one's time.
+                jax.block_until_ready(function())
+                start = time.process_time()
                 times += [clock(function) for _ in range(calls)]
                 processor[name].append((time.process_time() - start) / calls)
             except jax.errors.JaxRuntimeError as error:

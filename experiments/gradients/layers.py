@@ -38,13 +38,14 @@ class Layer(NamedTuple):
     length: int
     units: int
     batch: int
+    features: int = FEATURES
 
     def variant(self, layer: Callable[..., Any], inputs: Array) -> Variant:
         """The gradient of the outputs' mean square by the parameters and the inputs."""
         from flax import nnx
 
         home = deeppcr.nn if hasattr(deeppcr.nn, self.cell) else nnx
-        cell = getattr(home, self.cell)(FEATURES, self.units, rngs=nnx.Rngs(0))
+        cell = getattr(home, self.cell)(self.features, self.units, rngs=nnx.Rngs(0))
         graph, params, *rest = nnx.split(layer(cell), nnx.Param, ...)
 
         def loss(params: Any, xs: Array) -> Array:
@@ -57,7 +58,7 @@ class Layer(NamedTuple):
         """`flax.nnx.RNN` with every form of its loop, and `deeppcr.nn.RNN`."""
         from flax import nnx
 
-        shape = 2, self.batch, self.length, FEATURES
+        shape = 2, self.batch, self.length, self.features
         inputs = jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32))
         loops: dict[str, Callable[..., Any]] = {SCAN: nnx.RNN}
         loops |= {f"{SCAN}, unroll {n}": partial(nnx.RNN, unroll=n) for n in UNROLLS}

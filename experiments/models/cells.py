@@ -72,17 +72,18 @@ def gru_weights(n: int, inputs: int | None = None, seed: int = 0) -> dict[str, A
 
     As many inputs as states by default.
     """
-    return _uniform(
+    return uniform(
         n, {"W": (inputs or n, 3 * n), "U": (n, 3 * n), "b": (3 * n,), "c": (3 * n,)}, seed
     )
 
 
 def lstm_weights(n: int, inputs: int | None = None, seed: int = 0) -> dict[str, Array]:
     """Random weights of an LSTM, uniform in +- 1/sqrt(n)."""
-    return _uniform(n, {"W": (inputs or n, 4 * n), "U": (n, 4 * n), "b": (4 * n,)}, seed)
+    return uniform(n, {"W": (inputs or n, 4 * n), "U": (n, 4 * n), "b": (4 * n,)}, seed)
 
 
-def _uniform(n: int, shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Array]:
+def uniform(n: int, shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Array]:
+    """Random arrays by name, uniform in +- 1/sqrt(n)."""
     draw = np.random.default_rng(seed).uniform
     bound = n**-0.5
     return {

@@ -81,6 +81,20 @@ def test_what_is_stopped_leaves_its_rows_and_their_table(
     assert results.read(path)[1] == [{"L": 2}]  # a run that is done replaces all
 
 
+def test_rows_of_another_version_of_jax_stay_beside_those_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def case() -> Iterator[Row]:
+        yield {"L": 1, "jax": results.version()}
+
+    for version in ("0.10", "0.11", "0.11"):
+        monkeypatch.setattr(results, "version", lambda version=version: version)
+        run(tmp_path, case)
+    environments, rows = results.read(results.path_of("toy", tmp_path))
+    assert rows == [{"L": 1, "jax": version} for version in ("0.11", "0.10")]
+    assert len(environments) == 2
+
+
 ENDLESS = """
 import runpy, sys
 import jax

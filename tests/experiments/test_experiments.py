@@ -24,6 +24,7 @@ from experiments import (
     text,
 )
 from experiments.bench import results
+from experiments.bench.engine import distance
 from experiments.bench.results import FOLDER
 from experiments.bench.table import Row
 from experiments.field import run as field
@@ -33,6 +34,9 @@ from experiments.gradients.layers import Layer
 from experiments.gradients.network import Network, Size
 from experiments.gradients.tasks import tasks
 from experiments.models import chains, published, zoo
+from experiments.recurrent import beside_torch, networks, wide
+from experiments.recurrent import run as recurrent
+from experiments.recurrent.compared import compared
 from experiments.resnet import run as resnet
 from tests.experiments.conftest import Run
 
@@ -68,6 +72,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (gradients, "tasks", lambda: {"rows": tasks()["rows"]._replace(steps=2)}),
         (gradients, "grid", lambda quick: [Size(Network("gru", 2), 3)]),
         (gradients, "layers", lambda quick: [Layer("GRUCell", length=3, units=2, batch=2)]),
+        (recurrent, "QUICK", _trained()),
+        (beside_torch, "MODULES", {}),
         (resnet, "QUICK", resnet.Scale((4,), 4, 3, 60.0, 1e9, (1,), *2 * [("dense / dense",)])),
         (resnet, "LONGEST_LOOP", 0),
         (calls, "QUICK_LATER", 1),
@@ -109,6 +115,14 @@ def _few_candidates() -> Any:
     }
 
 
+def _trained() -> Any:
+    """Small ones of each part."""
+    lstm, buffer = networks.Size("LSTM", 2, 4, 2), wide.BUFFERS[0]._replace(size=4, length=4)
+    layer = recurrent.LAYER._replace(length=3, units=2, batch=2, features=2)
+    gru = networks.Size("GRU", 2, 4, 2)
+    return {"networks": [lstm, layer], "buffers": [buffer], "forward": [gru]}
+
+
 def _claims() -> Iterator[Claim]:
     yield Claim("RNN", "", "1", lambda: published.contracting_rnn(64), most=1)
 
@@ -133,6 +147,7 @@ RUNS: dict[str, tuple[Any, tuple[str, ...], int]] = {  # module, options, number
     "mlp": (mlp, FEW, 3 + 4),
     "loops": (loops, FEW, 2 * 2 * 2),
     "recurrence": (recurrence, FEW, 5 + 1),
+    "recurrent": (recurrent, FEW, 3 + 4 + 3 + 2),
     "resnet": (resnet, FEW, 2 + 2 + 1),
     "text": (text, FEW, 2 + 1 + 1),
 }
@@ -224,14 +239,49 @@ def in_headline(rows: list[Row]) -> None:
     assert all(map(headline.is_headline, rows))
 
 
+def in_recurrent(rows: list[Row]) -> None:
+    (lstm, layer, *below) = compared(rows, "networks")
+    assert {"by hand, ms", "default, MB", "lax.scan, compile s", "chosen"} < lstm.keys()
+    assert [line["kind"] for line in below] == ["geometric mean", "worst"]
+    speedups = [line["over lax.scan"] for line in (lstm, layer)]
+    assert [line["over lax.scan"] for line in below] == pytest.approx(
+        [np.prod(speedups) ** 0.5, min(speedups)]
+    )
+    assert "checkpoints, ms" in compared(rows, "buffers")[0]
+    assert "default, MB" not in compared(rows, "forward")[0]
+
+
 SAID = {
     "decide": in_decide,
     "demo": in_demo,
     "gradients": in_gradients,
     "headline": in_headline,
     "iterations": in_iterations,
+    "recurrent": in_recurrent,
     "resnet": in_resnet,
 }
+
+
+def test_all_programs_of_a_case_compute_the_same_arrays() -> None:
+    small = [networks.Size(kind, 2, 6, 3).problem() for kind in networks.KINDS]
+    every = [*wide.PROGRAMS, *wide.BUFFERS[:1]]
+    small += [wide.beside_checkpoints(one._replace(size=4, length=6)) for one in every]
+    for problem in small:
+        case = problem.case()
+        programs = {**case.baselines, **case.variants}
+        for name in beside_torch.threads():  # see below
+            programs.pop(name, None)
+        shapes = [jax.eval_shape(run, *case.arguments[0]) for run in programs.values()]
+        assert shapes == len(shapes) * shapes[:1], problem.labels
+
+
+@pytest.mark.parametrize("kind", beside_torch.MODULES)
+def test_torch_has_the_same_gradient(kind: str) -> None:
+    pytest.importorskip("torch", reason="it is measured where it is installed")
+    problem = networks.Size(kind, 2, 6, 3).problem()
+    torch = problem.others[beside_torch.ALONE]
+    found = torch.comparable(torch.run(*torch.prepare(*problem.arguments[0])))
+    assert distance(found, jax.jit(problem.program(jax.lax.scan))(*problem.arguments[0])) < 1e-5
 
 
 def test_only_what_is_right_is_compared() -> None:
@@ -334,6 +384,22 @@ def test_the_readme_says_what_the_files_say(toy: Path) -> None:
         readme.write_text(text.replace(wrong, "measured: else"))
         with pytest.raises(SystemExit, match=said):
             report.rewrite(readme, "", {"forward": ""})
+
+
+def test_the_readme_begins_with_the_sizes_that_people_train(toy: Path) -> None:
+    """Of the newest version of jax; and without such rows nothing is said of them."""
+    title = {"title": "LSTM, gradient", "part": "networks", "batch": 8}
+    rows = [
+        row(program, ms * scale, jax=jax, **title)
+        for jax, scale in (("0.9", 1.0), ("0.12", 2.0))
+        for program, ms in (("lax.scan", 8.0), ("auto", 2.0), ("torch, one thread", 1.0))
+    ]
+    before = report.readme(report.read(toy))
+    results.write(toy / "cpu" / "recurrent.jsonl", [*rows, row("auto", 1.0, "", jax="0.12")])
+    after = report.readme(report.read(toy))
+    assert after.splitlines()[2].split(" | ")[:4] == ["| LSTM, gradient", "2", "5", ""]
+    assert "sizes that people train" in after
+    assert "sizes that people train" not in before
 
 
 def test_our_own_readme_says_what_the_kept_files_say(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """Models and data of the experiments: cells, chains, tasks, a speech detector."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.bench.engine import distance
 from experiments.bench.timing import Effort
 from experiments.field import run as field
 from experiments.field.claims import Claim
 from experiments.field.window import sliding_picard
-from experiments.models import cells, chains, published
+from experiments.models import by_hand, cells, chains, published
+from experiments.recurrent import networks
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -39,6 +42,19 @@ def test_an_lstm_is_its_formula() -> None:
     found = cells.lstm(weights, (jnp.asarray(h), jnp.asarray(c)), jnp.asarray(x))
     np.testing.assert_allclose(found[1], cell, rtol=1e-5)
     np.testing.assert_allclose(found[0], sigmoid(o) * np.tanh(cell), rtol=1e-5)
+
+
+def test_an_lstm_by_hand_has_the_gradient_of_jax() -> None:
+    weights = cells.lstm_weights(2, 3)
+    xs = jnp.asarray(np.random.default_rng(0).standard_normal((5, 4, 3)), jnp.float32)
+
+    found, expected = (
+        jax.jit(jax.value_and_grad(lambda *given, f=f: jnp.sum(f(*given) ** 3), (0, 1)))(
+            weights, xs
+        )
+        for f in (by_hand.lstm, networks.KINDS["LSTM"].by(jax.lax.scan))
+    )
+    assert distance(found, expected) < 1e-5
 
 
 EXACT = {  # problem, options and most iterations, on chains of 64 to 512 steps

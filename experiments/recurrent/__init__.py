@@ -1,0 +1,1 @@
+"""Gradients of recurrent programs of the sizes that people train."""
