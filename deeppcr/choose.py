@@ -20,12 +20,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
-
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
-from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.step import Step
 from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.linear.named import FEW_PRODUCTS, FEW_STEPS, pcr_suits
@@ -276,8 +272,8 @@ def is_small(chain: TracedChain) -> bool:
 
 def reads_little(chain: TracedChain) -> bool:
     """Whether the states of all steps are large, and jax's derivative keeps little of them."""
-    state = _state_bytes(chain)
-    return chain.length * state >= STATES and kept_by_jax(chain.step) <= PART * state
+    state = chain.step.state_bytes
+    return chain.length * state >= STATES and chain.step.bytes_kept_by_jax <= PART * state
 
 
 def segment(chain: TracedChain) -> int:
@@ -288,41 +284,20 @@ def segment(chain: TracedChain) -> int:
     length = chain.length
     if chain.axis.size > 1 or length <= MOST_AGAIN or not is_traffic(chain, LARGE // 4):
         return 0
-    kept = kept_by_jax(chain.step)
+    kept = chain.step.bytes_kept_by_jax
     if length * kept < TRAFFIC_FROM:
         return 0
-    size = 2 * steps_in_cache(kept + _state_bytes(chain))
+    size = 2 * steps_in_cache(kept + chain.step.state_bytes)
     return even_chunk(length, min(MOST_AGAIN, max(FEWEST_AGAIN, size)))
 
 
 def is_traffic(chain: TracedChain, least: int) -> bool:
     """Whether a step is memory traffic more than work, with a state of so many bytes or more."""
-    state = _state_bytes(chain)
+    state = chain.step.state_bytes
     if state < least:
         return False
-    kept = kept_by_jax(chain.step)
+    kept = chain.step.bytes_kept_by_jax
     return kept <= TIMES * state and products_of(chain.step.jaxpr) <= WORK * kept
-
-
-def _state_bytes(chain: TracedChain) -> int:
-    return sum(map(nbytes, chain.step.jaxpr.invars[: chain.step.states]))
-
-
-def kept_by_jax(step: Step) -> int:
-    """The bytes that the derivative of one step keeps of it, besides its inputs."""
-    total = 0
-
-    def count(state: Leaves, inputs: Leaves, captured: Leaves) -> None:
-        nonlocal total
-        kept = jax.tree.leaves(jax.vjp(step.with_outputs, state, inputs, captured)[1])
-        known = set(map(id, (*inputs, *captured)))
-        once = {id(x): x for x in kept if id(x) not in known}
-        total = sum(x.size * x.dtype.itemsize for x in once.values())
-
-    program, states = step.jaxpr, step.states
-    variables = program.invars[:states], program.invars[states:], program.constvars
-    jax.eval_shape(count, *([x.aval for x in each] for each in variables))
-    return total
 
 
 def has_layers(chain: TracedChain) -> bool:

@@ -84,9 +84,8 @@ def keeping(chain: TracedChain) -> Kept | None:
 
 def _pays_off(found: Kept, step: Step, length: int) -> bool:
     """Whether arrays are small, or hold much work: see `MOST`, `PER_BYTE`."""
-    states = sum(map(nbytes, step.jaxpr.invars[: step.states]))
     values = sum(found.sizes)
-    is_small = length * (states + values) <= MOST
+    is_small = length * (step.state_bytes + values) <= MOST
     return is_small or products_of(step.jaxpr) >= PER_BYTE * values
 
 

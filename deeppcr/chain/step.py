@@ -36,6 +36,7 @@ from deeppcr.programs.effects import (
 )
 from deeppcr.programs.precision import in_full_precision
 from deeppcr.programs.retrace import varying_alike
+from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
     Replacement,
@@ -190,6 +191,28 @@ class Step:
         """
         ends = *self.jaxpr.invars[: self.states], *self.jaxpr.outvars
         return all(varying_axes(x.aval) >= self.varies for x in ends)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """The bytes of a state."""
+        return sum(map(nbytes, self.jaxpr.invars[: self.states]))
+
+    @cached_property
+    def bytes_kept_by_jax(self) -> int:
+        """The bytes that jax's derivative of one step keeps of it, besides its inputs."""
+        total = 0
+
+        def count(state: Leaves, inputs: Leaves, captured: Leaves) -> None:
+            nonlocal total
+            kept = jax.tree.leaves(jax.vjp(self.with_outputs, state, inputs, captured)[1])
+            known = set(map(id, (*inputs, *captured)))
+            once = {id(x): x for x in kept if id(x) not in known}
+            total = sum(x.size * x.dtype.itemsize for x in once.values())
+
+        program, states = self.jaxpr, self.states
+        variables = program.invars[:states], program.invars[states:], program.constvars
+        jax.eval_shape(count, *([x.aval for x in each] for each in variables))
+        return total
 
     @property
     def dtypes(self) -> list[Any]:

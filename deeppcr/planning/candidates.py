@@ -16,14 +16,13 @@ from deeppcr.chain.chain import Chain, TracedChain, trace_chain, with_outputs
 from deeppcr.chain.kept import keeping
 from deeppcr.chain.length import chain_length
 from deeppcr.checks import check_type, describe, named_after, no_array
-from deeppcr.choose import AdjointOption, Method, kept_by_jax, left_to_jax
+from deeppcr.choose import AdjointOption, Method, left_to_jax
 from deeppcr.layers import Repeated
 from deeppcr.layers import describe as describe_layers
 from deeppcr.layers.reading import is_sequential
 from deeppcr.programs.calls import is_jit_disabled
 from deeppcr.sequential import Sequential
 from depth import Cost
-from depth.counts import nbytes
 
 NAMES = {Autodiff: "autodiff", Backpropagation: "backprop", Adjoint: "blocks"}
 
@@ -65,12 +64,12 @@ class Candidate:
 def kept_by(adjoint: AdjointOption, chain: TracedChain) -> str:
     """What a loop of a chain keeps for its derivative by an adjoint: bytes of all steps."""
     step, length = chain.step, chain.length
-    state = sum(map(nbytes, step.jaxpr.invars[: step.states]))
+    state = step.state_bytes
     if isinstance(adjoint, Autodiff) and adjoint.checkpoint:
         count = -(-length // adjoint.checkpoint)
         return f"{count} states: {count * state:,} bytes; the others are computed again"
     if isinstance(adjoint, Autodiff):
-        return f"what jax keeps: {length * kept_by_jax(step):,} bytes"
+        return f"what jax keeps: {length * step.bytes_kept_by_jax:,} bytes"
     values = keeping(chain)
     sizes = values.sizes if values else []
     more = f", and {len(sizes)} more arrays of each step" if sizes else ""

@@ -211,16 +211,13 @@ class Problem:
         elif isinstance(adjoint, Adjoint) and "linearize_adjoint" in self.arrays:
             blocks = self.arrays["linearize_adjoint"]
             found = {DEFAULT: dataclasses.replace(adjoint, linearize=blocks)}
-        methods = self.methods()
         loops = {
-            name: all(
-                isinstance(each, Sequential) and not each.fused
-                for each in ([methods[name]] if name in methods else methods.values())
-            )
-            for name in found
+            name: isinstance(each, Sequential) and not each.fused
+            for name, each in self.methods().items()
         }
         return {
-            name: resolve_adjoint(each, method, shapes, loops[name]) for name, each in found.items()
+            name: resolve_adjoint(each, method, shapes, loops.get(name, all(loops.values())))
+            for name, each in found.items()
         }
 
 

@@ -9,7 +9,6 @@ import pytest
 import deeppcr
 from deeppcr.chain.chain import trace_chain
 from deeppcr.chain.kept import keeping
-from deeppcr.choose import kept_by_jax
 from depth.counts import nbytes
 from tests.problems import assert_agree, gru, lstm, normal
 
@@ -93,7 +92,7 @@ def test_what_is_kept(name):
     assert program.outvars[-len(values) :] == values
     made = {y: each.primitive.name for each in program.eqns for y in each.outvars}
     assert sorted(made[y] for y in values) == expected.split()
-    assert sum(map(nbytes, values)) <= kept_by_jax(chain.step)
+    assert sum(map(nbytes, values)) <= chain.step.bytes_kept_by_jax
     assert keeping(chain) is found
 
 
