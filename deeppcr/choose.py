@@ -2,10 +2,9 @@
 
 - What cannot be solved in parallel is `jax.lax.scan`.
 - On a CPU: the loop, and backpropagation. No parallel forward pass was faster; a parallel adjoint
-  was for some narrow chains. The derivative is jax's own for
-  - large states: if it keeps little of them, or of some steps at a time alone;
-  - small loops that XLA compiles well by itself, and short ones;
-  - a few layers, which then compile faster.
+  was for some narrow chains. The gradients of arrays are summed step by step, which compiles as
+  fast as jax's; or at once, if their products are worth compiling another program. The derivative
+  is jax's own for large states: if it keeps little of them, or of some steps at a time alone.
 - On an accelerator: the least of three times, in seconds. A loop launches some kernels in each
   step. One kernel runs all steps, and takes as long as its instructions. Newton's method takes some
   iterations, each a few launches for each of the log2 L rounds of its solver, and the traffic of
@@ -30,8 +29,6 @@ from deeppcr.lower import (
     CannotFuse,
     compiled_for,
     even_chunk,
-    is_left_to_xla,
-    multiplies_little,
     platforms,
     steps_in_cache,
 )
@@ -45,14 +42,15 @@ from deeppcr.sequential import Sequential, kernel_of
 from deeppcr.structure import find_structure
 from depth.counts import ceil_log2, nbytes
 from depth.jaxprs import called, equations, is_literal, moved_by
+from depth.primitives import primitive
 
-# Layers up to which a CPU leaves their derivative to jax: that takes half the time to compile, and
-# 1 to 1.2 times as long to run.
-FEW_LAYERS = 32
-# Bytes that a step reads and writes up to which XLA compiles the loop, and its derivative by jax,
-# to one function: tanh, 4 units, 208, L = 96: 0.5 of the time; LSTM, 4 units, 424: 1.6 times. Of
-# few bytes in all, jax's takes less time than threads take to begin: GRU, 4 units, L = 32: 0.5.
-BY_ITSELF, SHORT_STEP, SHORT = 330, 850, 4e4  # jax 0.10.2
+ON_CPUS = "on a CPU the fastest for most chains; deeppcr.tune measures"
+
+# Gradients of arrays are computed at once from so many operations of products with matrices of so
+# many bytes on, for each pair of equations of a step: the compiler takes so long for these. LSTM,
+# 32 units, batch 16, 200 steps, 470 thousand: 0.7 to 0.8 of the time, and 1.2 of that to compile;
+# 5 LSTMs with `jax.checkpoint`, 2.3 thousand: 0.7 and 2 (jax 0.10.2 and 0.12.0).
+WORTH, MATRIX = 2500, 256
 
 # Bytes of the states of all steps from which on a CPU leaves the derivative to jax, if that keeps
 # of a step less than so much of its state. Entries of a buffer: 0; linear attention, 16 x 64: 0.1.
@@ -231,22 +229,19 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
         pushes = is_newton and not step.has_custom_vjp and step.forwards_only
         return Choice(Adjoint() if pushes else Autodiff(), {}, reason)
     if platform == "cpu":
-        if not is_newton:
-            if is_left_to_xla(step.jaxpr):
-                return Choice(Autodiff(), {}, "XLA compiles the loop and its derivative by itself")
-            if size := segment(chain):
-                reason = f"on a CPU, for large states: {size} steps at a time are computed again"
-                return Choice(Autodiff(checkpoint=size), {}, reason)
-            if reads_little(chain):
-                return Choice(Autodiff(), {}, "on a CPU, for large states that it need not keep")
-            if is_traffic(chain, LARGE):
-                return Choice(Autodiff(), {}, "on a CPU, for large states and little work")
-            if is_small(chain):
-                return Choice(Autodiff(), {}, "on a CPU, for few bytes")
-            if chain.length <= FEW_LAYERS and has_layers(chain):
-                return Choice(Autodiff(), {}, "on a CPU, for few layers: it compiles faster")
+        if is_newton:
+            return Choice(Backpropagation(), {}, ON_CPUS)
+        if size := segment(chain):
+            reason = f"on a CPU, for large states: {size} steps at a time are computed again"
+            return Choice(Autodiff(checkpoint=size), {}, reason)
+        if reads_little(chain):
+            return Choice(Autodiff(), {}, "on a CPU, for large states that it need not keep")
+        if is_traffic(chain, LARGE):
+            return Choice(Autodiff(), {}, "on a CPU, for large states and little work")
+        if multiplies_much(chain):
+            return Choice(Backpropagation(), {}, ON_CPUS)
         return Choice(
-            Backpropagation(), {}, "on a CPU the fastest for most chains; deeppcr.tune measures"
+            Backpropagation(at_once=False), {}, "on a CPU, for little work: it compiles faster"
         )
     times = {"loop": BACKWARD * loop_seconds(chain), "blocks": solve_seconds(chain)}
     if times["blocks"] <= times["loop"]:
@@ -260,14 +255,21 @@ def loop_seconds(chain: TracedChain) -> float:
     return chain.length * LAUNCH * (1 + has_kernels)
 
 
-def is_small(chain: TracedChain) -> bool:
-    """Whether a CPU takes the least time for jax's derivative, since a step or a chain is small."""
+def multiplies_much(chain: TracedChain) -> bool:
+    """Whether the gradients of arrays take less time at once, enough to compile them apart."""
     program = chain.step.jaxpr
-    inside = [each for each in equations(program) if called(each) is None]
-    results = (result for each in inside for result in each.outvars)
-    moved = sum(map(nbytes, (*program.invars, *program.constvars, *results)))
-    is_short = moved <= SHORT_STEP and chain.length * moved <= SHORT and not has_layers(chain)
-    return (moved <= BY_ITSELF or is_short) and multiplies_little(program)
+    moved = moved_by(program, program.invars[: chain.step.states])
+
+    def of_matrix(equation: Any) -> bool:
+        atoms = (x for x in equation.invars if not is_literal(x) and x not in moved)
+        return any(nbytes(x) >= MATRIX for x in atoms)
+
+    work = 0
+    for each in program.eqns:
+        if primitive(each).kind != "product" or of_matrix(each):
+            work += products_of(program._replace(eqns=[each]))
+    count = sum(1 for each in equations(program) if called(each) is None)
+    return chain.length * work >= WORTH * count**2
 
 
 def reads_little(chain: TracedChain) -> bool:

@@ -34,7 +34,9 @@ from jax.sharding import PartitionSpec as P
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.custom_vjp import differentiated
+from deeppcr.adjoint.in_order import InOrder, is_in_order
 from deeppcr.adjoint.jacobian import Adjoint
+from deeppcr.adjoint.moves import Moves, Tangents, parts
 from deeppcr.adjoint.transposed import jvp, moving, pullback
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
@@ -50,9 +52,7 @@ from deeppcr.newton import Newton
 from deeppcr.sequential import Sequential, run_in_segments, run_loop
 from deeppcr.sharding import on_shards
 from deeppcr.solution import Run, last_of
-from depth.jaxprs import is_literal, moved_by
 
-Tangents = tuple[Leaves, Leaves, Leaves]  # of the initial state, the inputs, captured arrays
 Put = Callable[[Leaves, Leaves], TracedChain]
 Pushed = tuple[Run, Leaves, Leaves, Leaves]
 
@@ -110,7 +110,7 @@ class Autodiff:
         check_count("checkpoint", self.checkpoint, "number of steps", optional=True)
 
     def push(
-        self, solve: Callable[[], Run], chain: TracedChain, moves: "_Moves", tangents: Tangents
+        self, solve: Callable[[], Run], chain: TracedChain, moves: "Moves", tangents: Tangents
     ) -> Pushed:
         """See `pushes`."""
 
@@ -160,7 +160,7 @@ def resolve_adjoint(
         )
     if not isinstance(adjoint, Adjoint):
         unroll = method.unroll if isinstance(method, Sequential) else 1
-        return dataclasses.replace(adjoint, keeps=loops, unroll=unroll)
+        return dataclasses.replace(adjoint, keeps=loops and adjoint.at_once, unroll=unroll)
     if adjoint.linearize == "auto" and isinstance(method, Newton):
         adjoint = dataclasses.replace(adjoint, linearize=method.linearize)
     return adjoint.bind(chain)
@@ -178,63 +178,19 @@ def pushes(
     the run has that. ``solve`` runs the chain, unless ``Autodiff`` does, with its step or with one
     of the same values. Last, which leaves of the state, and which outputs, have a tangent at all.
     """
-    z, x, c = map(moving, _parts(chain), _parts(tangents))
-    moves = _Moves(z[0], x[0], c[0])
+    z, x, c = map(moving, parts(chain), parts(tangents))
+    moves = Moves(z[0], x[0], c[0])
     found = {
         name: partial(_push, adjoint, solve, chain, moves) for name, adjoint in adjoints.items()
     }
     return found, (z[1], x[1], c[1]), moves.results(chain.step)
 
 
-def _parts(chain: TracedChain) -> tuple[Leaves, Leaves, Leaves]:
-    return chain.initial, chain.inputs, chain.captured
-
-
-class _Moves(NamedTuple):
-    """Which leaves of a chain are differentiated: the ``v`` of the linear system."""
-
-    initial: Sequence[bool]
-    inputs: Sequence[bool]
-    captured: Sequence[bool]
-
-    def results(self, step: Step) -> list[bool]:
-        """Which leaves of the states, and which outputs, depend on these leaves."""
-        program, moves = step.jaxpr, list(self.initial)
-        variables = [*program.invars, *program.constvars]
-        while True:
-            moved = moved_by(program, partition(variables, [*moves, *self.inputs, *self.captured]))
-            found = [not is_literal(y) and y in moved for y in program.outvars]
-            more = [a or b for a, b in zip(moves, found, strict=False)]
-            if more == moves:
-                return [*moves, *found[step.states :]]
-            moves = more
-
-    def of_part(self, kept: Sequence[bool], more: int) -> Self:
-        """Those of some leaves of the state, the others being ``more`` inputs."""
-        return self._replace(
-            initial=partition(self.initial, kept), inputs=[*self.inputs, *[False] * more]
-        )
-
-    def of(self, chain: TracedChain) -> Tangents:
-        """``(z_0, x, c)``, the differentiated leaves of a chain."""
-        z, x, c = map(partition, _parts(chain), self)
-        return z, x, c
-
-    def put(self, chain: TracedChain, x: Leaves, c: Leaves) -> TracedChain:
-        """The chain, with its differentiated leaves replaced by ``x`` and ``c``."""
-        inputs, captured = map(combine, _parts(chain)[1:], self[1:], (x, c))
-        return dataclasses.replace(chain, inputs=inputs, captured=captured)
-
-    def enter(self, like: Leaves, dz: Leaves) -> Leaves:
-        """The tangent of the initial state: ``dz``, and zero for other leaves."""
-        return combine([jnp.zeros_like(z) for z in like], self.initial, dz)
-
-
 def _push(
     adjoint: AdjointSolver | Autodiff,
     solve: Callable[[TracedChain], Run],
     chain: TracedChain,
-    moves: _Moves,
+    moves: Moves,
     tangents: Tangents,
 ) -> Pushed:
     """See `pushes`."""
@@ -255,6 +211,9 @@ def _push(
     dz, dx, dc = tangents
     _, x, c = moves.of(chain)
     reached = moves.results(step)[: step.states]
+    if is_in_order(adjoint, chain) and any(reached):
+        t, by_outputs = InOrder(moves, chain, states, adjoint).tangents(reached, tangents)
+        return run, t, by_outputs, list(map(last_of, t)) if run.last else []
     all_outputs = [True] * len(run.outputs)
     equations = _Equations(moves, chain, states, adjoint)
     kept = equations.of_part(reached, all_outputs)
@@ -284,7 +243,7 @@ class _Equations(NamedTuple):
         adjoint: solves them.
     """
 
-    moves: _Moves
+    moves: Moves
     chain: TracedChain
     states: Leaves
     adjoint: AdjointSolver
@@ -313,11 +272,11 @@ class _Equations(NamedTuple):
         return LinearMap(solution, transposed, partial(_product, *of), partial(_part, *of)), known
 
 
-def _part(moves: _Moves, tree: Any, given: Sequence[bool]) -> Part | None:
+def _part(moves: Moves, tree: Any, given: Sequence[bool]) -> Part | None:
     """The system of the states that cotangents of the ``given`` leaves reach."""
     equations = _Equations(moves, *jax.tree.unflatten(tree, range(tree.num_leaves)))
     step = equations.chain.step
-    kept = leaves_pulled(step, given)
+    kept = leaves_pulled(step, given, [])
     found = equations.of_part(kept, [False] * (len(step.jaxpr.outvars) - step.states))
     if found is None:
         return None
@@ -338,7 +297,7 @@ class _System(NamedTuple):
         size: the steps of a chunk.
     """
 
-    moves: _Moves
+    moves: Moves
     chain: TracedChain
     states: Leaves
     forward: Callable[..., Any]
@@ -346,7 +305,7 @@ class _System(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, moves: _Moves, tree: Any, known: Leaves) -> Self:
+    def of(cls, moves: Moves, tree: Any, known: Leaves) -> Self:
         """Of a chain, its states and its adjoint, of this structure and with these arrays."""
         chain, states, adjoint = jax.tree.unflatten(tree, known)
         if not isinstance(chain.axis, ChainSharding):
@@ -385,7 +344,7 @@ class _System(NamedTuple):
         return partial(scan_in_chunks, f, length=length, size=size, reverse=reverse)
 
 
-def _product(moves: _Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
+def _product(moves: Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
     """``A_l t_{l-1}`` and the terms of ``v``."""
     system, (t, (dz, dx, dc)) = _System.of(moves, tree, known), x
     _, put, primals = system.steps(system.indices, system.chain.inputs)
@@ -395,7 +354,7 @@ def _product(moves: _Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]
     return found
 
 
-def _solve(moves: _Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
+def _solve(moves: Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
     """The tangents."""
     system, (b, (dz, dx, dc)) = _System.of(moves, tree, known), x
 
@@ -412,7 +371,7 @@ def _solve(moves: _Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) 
 
 
 def _solve_transposed(
-    moves: _Moves, tree: Any, known: Leaves, g: Leaves
+    moves: Moves, tree: Any, known: Leaves, g: Leaves
 ) -> tuple[Leaves, Tangents]:
     """The adjoint states, and the cotangents of ``v``."""
     system = _System.of(moves, tree, known)

@@ -49,14 +49,14 @@ def leaves_read(step: Step, states: Mask, outputs: Mask) -> list[bool]:
     return _closed(step.jaxpr, states, outputs, sources)
 
 
-def leaves_pulled(step: Step, states: Mask) -> list[bool]:
-    """The leaves of the state that cotangents of these leaves reach, and these."""
+def leaves_pulled(step: Step, states: Mask, outputs: Mask) -> list[bool]:
+    """The leaves of the state that cotangents of these leaves and outputs reach, and these."""
 
     def sources(results: list[Any]) -> list[bool]:
         found = _pulled(step.evaluated, results)
         return [z in found for z in step.evaluated.invars[: step.states]]
 
-    return _closed(step.evaluated, states, [], sources)
+    return _closed(step.evaluated, states, outputs, sources)
 
 
 def _closed(

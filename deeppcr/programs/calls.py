@@ -1,9 +1,10 @@
 """Primitives that stand for a program, which is their parameter ``call_jaxpr``."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from functools import cached_property, partial
 from itertools import compress
-from typing import Any
+from typing import Any, Self
 
 import jax
 from jax.extend.core import Primitive, jaxpr_as_fun
@@ -12,7 +13,39 @@ from jax.interpreters import partial_eval as pe
 
 from deeppcr.arrays.partition import combine
 from depth.counts import named_axes
-from depth.jaxprs import equations, without_constants
+from depth.jaxprs import HoldsProgram, Program, equations, without_constants
+
+
+class Later(HoldsProgram):
+    """A program that is traced when it is read: most derivatives are only transposed.
+
+    It stands for what `jax.make_jaxpr` returns, as a parameter ``call_jaxpr``.
+    """
+
+    effects = frozenset[Any]()
+
+    def __init__(self, trace: Callable[[], Any], out_avals: list[Any]) -> None:
+        self._trace, self.out_avals = partial(copy_context().run, trace), out_avals
+
+    def __repr__(self) -> str:
+        return f"{len(self.out_avals)} results"
+
+    @cached_property
+    def closed(self) -> Any:
+        """The program."""
+        return self._trace()
+
+    @property
+    def program(self) -> Program:
+        """See `HoldsProgram`."""
+        return Program.of(self.closed)
+
+    def converted(self, convert: Callable[[Program], Program]) -> Self:
+        """See `HoldsProgram`: it is traced from what is converted."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.closed, name)
 
 
 class Call(Primitive):
@@ -78,7 +111,8 @@ class Call(Primitive):
 
     def run(self, *operands: Any, call_jaxpr: Any, **others: Any) -> list[Any]:
         """The results of the program."""
-        return list(jaxpr_as_fun(call_jaxpr)(*operands))
+        program = call_jaxpr.closed if isinstance(call_jaxpr, Later) else call_jaxpr
+        return list(jaxpr_as_fun(program)(*operands))
 
 
 def is_jit_disabled() -> bool:

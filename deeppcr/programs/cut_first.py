@@ -164,16 +164,17 @@ def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = No
     return evaluate(program, known, program.outvars, replace)
 
 
-def opened(program: Program) -> Program:
+def opened(program: Program, with_checkpoints: bool = False) -> Program:
     """The program with its calls opened, and with slices first.
 
-    Those of functions with derivative rules, and of `jax.checkpoint`, stay.
+    Those of functions with derivative rules stay, and of `jax.checkpoint` unless asked for.
     """
     variables = [*program.constvars, *program.invars]
 
     def run(*leaves: Any) -> list[Any]:
         known = dict(zip(variables, leaves, strict=True))
-        return evaluate(program, known, program.outvars, _opened)
+        rule = _all_opened if with_checkpoints else _opened
+        return evaluate(program, known, program.outvars, rule)
 
     closed = jax.make_jaxpr(run)(*(abstract(x.aval) for x in variables))
     new, count = Program.of(closed), len(program.constvars)
@@ -182,10 +183,16 @@ def opened(program: Program) -> Program:
 
 
 def _opened(equation: Any, operands: list[Any]) -> list[Any] | None:
-    if not primitive(equation).inlines or "prevent_cse" in equation.params:
+    if "prevent_cse" in equation.params:  # of `jax.checkpoint` alone
         return None
-    inner = called(equation)
-    return None if inner is None else apply(inner, operands, _opened)
+    return _all_opened(equation, operands, _opened)
+
+
+def _all_opened(
+    equation: Any, operands: list[Any], rule: Replacement | None = None
+) -> list[Any] | None:
+    inner = called(equation) if primitive(equation).inlines else None
+    return None if inner is None else apply(inner, operands, rule or _all_opened)
 
 
 def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:

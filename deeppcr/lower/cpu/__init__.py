@@ -14,21 +14,37 @@ from deeppcr.lower.cpu.chunked import run_in_chunks
 from deeppcr.lower.cpu.factors_first import factors_first
 from deeppcr.lower.cpu.gradients import plain_gradients
 from deeppcr.lower.cpu.inputs_first import inputs_first
-from deeppcr.lower.cpu.one_function import is_left_to_xla, one_function
+from deeppcr.lower.cpu.one_function import fits, is_left_to_xla, one_function
 from deeppcr.lower.cpu.small_products import small_products
 from deeppcr.lower.cpu.stack_equal import results_stacked
 from deeppcr.lower.cpu.transposed_first import transposed_first
 from deeppcr.lower.in_order import Loop, Operands, loop_p, lowered_by
+from deeppcr.programs.terms import is_real_product
+from depth.counts import matrices, size
+from depth.jaxprs import equations
+
+ROWS, LARGE = 2, 1 << 12  # of products of few rows by large matrices
 
 Rule = Callable[[Loop, Operands], tuple[Loop, Operands]]
 FIRST: tuple[Rule, ...] = (factors_first, inputs_first)
 LAST: tuple[Rule, ...] = (results_stacked, small_products, transposed_first)
 
 
+def gains_by_inputs(loop: Loop) -> bool:
+    """Whether to compute what is independent of the state first is worth compiling it apart."""
+    if loop.linear and fits(loop.program):
+        return True
+    return any(
+        is_real_product(each) and matrices(each)[1] <= ROWS and size(each.invars[1]) >= LARGE
+        for each in equations(loop.program)
+    )
+
+
 def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
     """The results of a loop, by these rules, up to the first that runs it."""
-    gains = loop.length > 1 and (loop.linear or not is_left_to_xla(loop.program))
-    for rule in rules if gains else ():
+    gains = loop.length > 1 and not is_left_to_xla(loop.program)
+    first = FIRST if gains and gains_by_inputs(loop) else ()
+    for rule in (*first, *rules) if gains else ():
         loop, operands = rule(loop, operands)
         if loop.run:
             break
@@ -37,6 +53,6 @@ def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> tuple[Leaves
 
 
 # XLA cannot compile loops of one function for several devices (jaxlib 0.10.2).
-alone, of_several = (partial(run, rules) for rules in ((*FIRST, one_function, *LAST), FIRST + LAST))
+alone, of_several = (partial(run, rules) for rules in ((one_function, *LAST), LAST))
 loop_p.register("cpu", partial(lowered_by, alone), partial(lowered_by, of_several))
 each_p.register("cpu", partial(rewritten_by, plain_gradients))

@@ -45,6 +45,7 @@ _NAMES = """
     sin sinh slice split sqrt square squeeze stack sub tan tanh tile transpose unstack xor
 """
 CONTAINED = frozenset(_NAMES.split())
+ALIKE = frozenset(("elementwise", "move", "product", "random", "reduction"))
 INDEXED = frozenset(("gather", "scatter", "scatter-add"))  # of one index, as in x.at[0].set(y)
 DTYPES = frozenset(("float32", "float64", "int32", "int64", "uint32", "bool"))
 LARGEST = 2048  # entries of an array up to which the loop gains
@@ -58,6 +59,7 @@ FOR_EACH = 1 << 13
 # The vectors and terms of all products of a step, and its equations: each is compiled by itself.
 # From 1024 equations on, XLA takes more than 3 times as long to compile the loop of a derivative.
 PARTS, EQUATIONS = 64, 1024
+FEW_PARTS, LITTLE = 12, 1 << 13  # with more than so many multiplications, few parts
 COPIED = 64  # entries of a matrix whose copy in every trip takes no time (jax 0.10.2: 2 to 16 rows)
 # What XLA of jax 0.12 has in such a function by itself: products of vectors, or of few results;
 # and the multiplications of a step up to which neither its loop nor its derivative gains from ours:
@@ -145,7 +147,7 @@ def multiplies_little(program: Any) -> bool:
     sizes = [matrices(each)[1:] for each in products]
     work = sum(math.prod(n) * contracted(x) for n, x in zip(sizes, products, strict=True))
     return (
-        all(each.primitive.name in CONTAINED for each in inside)
+        all(primitive(each).kind in ALIKE for each in inside)
         and all(1 in n or math.prod(n) <= TINY for n in sizes)
         and work <= FEW
     )
@@ -157,10 +159,12 @@ def fits(program: Any) -> bool:
     if not (all(map(_is_plain, ends)) and all(map(_is_contained, inside))):
         return False
     products = [each for each in inside if each.primitive.name == "dot_general"]
-    if len(inside) > EQUATIONS or sum(map(parts, products)) > PARTS:
+    work = sum(map(multiplications, products))
+    most = PARTS if work <= LITTLE else FEW_PARTS
+    if len(inside) > EQUATIONS or sum(map(parts, products)) > most:
         return False
     elementwise = sum(primitive(each).kind == "elementwise" for each in inside)
-    return sum(map(multiplications, products)) <= FOR_EACH * elementwise
+    return work <= FOR_EACH * elementwise
 
 
 def copies_matrices(program: Any, states: int) -> bool:

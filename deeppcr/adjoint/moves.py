@@ -1,0 +1,60 @@
+"""Which leaves of a chain are differentiated."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import jax.numpy as jnp
+
+from deeppcr.arrays.partition import combine, partition
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step
+from depth.jaxprs import is_literal, moved_by
+
+Tangents = tuple[Leaves, Leaves, Leaves]  # of the initial state, the inputs, captured arrays
+
+
+def parts(chain: TracedChain) -> tuple[Leaves, Leaves, Leaves]:
+    """The leaves of a chain: the initial state, the inputs, captured arrays."""
+    return chain.initial, chain.inputs, chain.captured
+
+
+class Moves(NamedTuple):
+    """Which leaves of a chain are differentiated: the ``v`` of the linear system."""
+
+    initial: Sequence[bool]
+    inputs: Sequence[bool]
+    captured: Sequence[bool]
+
+    def results(self, step: Step) -> list[bool]:
+        """Which leaves of the states, and which outputs, depend on these leaves."""
+        program, moves = step.jaxpr, list(self.initial)
+        variables = [*program.invars, *program.constvars]
+        while True:
+            moved = moved_by(program, partition(variables, [*moves, *self.inputs, *self.captured]))
+            found = [not is_literal(y) and y in moved for y in program.outvars]
+            more = [a or b for a, b in zip(moves, found, strict=False)]
+            if more == moves:
+                return [*moves, *found[step.states :]]
+            moves = more
+
+    def of_part(self, kept: Sequence[bool], more: int) -> Self:
+        """Those of some leaves of the state, the others being ``more`` inputs."""
+        return self._replace(
+            initial=partition(self.initial, kept), inputs=[*self.inputs, *[False] * more]
+        )
+
+    def of(self, chain: TracedChain) -> Tangents:
+        """``(z_0, x, c)``, the differentiated leaves of a chain."""
+        z, x, c = map(partition, parts(chain), self)
+        return z, x, c
+
+    def put(self, chain: TracedChain, x: Leaves, c: Leaves) -> TracedChain:
+        """The chain, with its differentiated leaves replaced by ``x`` and ``c``."""
+        inputs, captured = map(combine, parts(chain)[1:], self[1:], (x, c))
+        return dataclasses.replace(chain, inputs=inputs, captured=captured)
+
+    def enter(self, like: Leaves, dz: Leaves) -> Leaves:
+        """The tangent of the initial state: ``dz``, and zero for other leaves."""
+        return combine([jnp.zeros_like(z) for z in like], self.initial, dz)
