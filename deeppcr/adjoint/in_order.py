@@ -1,9 +1,10 @@
-"""Derivatives of a chain by loops: the tangents of its states and outputs as one linear map.
+"""Derivatives of a chain by loops: the tangents of its states and outputs as one linear function.
 
-    t_l, o_l = T_l (t_{l-1}, dx_l, dc) + (b_l, d_l),   t_0 = dz_0,
+    t_l, o_l = T_l (t_{l-1}, dx_l, dc),   t_0 = dz_0,
 
-in one loop, and the transpose in one loop from the last step to the first. A step is differentiated
-once, its outputs included, whatever is read of them.
+in one loop, and its transpose in one loop from the last step to the first. A step is differentiated
+once, its outputs included. `tangents_p` is this function as an equation, whose transpose is ours.
+All other derivatives are those of the programs.
 """
 
 import dataclasses
@@ -13,19 +14,23 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import ad
+from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.moves import Moves, Tangents
 from deeppcr.adjoint.tangents import StepTangents
+from deeppcr.arrays.avals import like, varying_axes
 from deeppcr.arrays.partition import combine, floating, partition, zero_tangent
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.part import leaves_pulled, part
-from deeppcr.linear.linear_map import LinearMap, Part, solved
 from deeppcr.lower import each, kernels_run, scan_in_chunks
+from deeppcr.programs.calls import Call, Later
 
 Both = tuple[Leaves, Leaves]  # of the states, of the outputs
+Given = list[Any]  # cotangents, None for zeros
 
 
 def is_in_order(adjoint: Any, chain: TracedChain) -> bool:
@@ -37,15 +42,15 @@ class InOrder(NamedTuple):
     """The tangent equations of a chain, of its states and its outputs.
 
     Attributes:
-        moves: what is differentiated.
         chain: with its arrays.
         states: ``z_0 .. z_{L-1}``.
+        moves: what is differentiated.
         adjoint: how.
     """
 
-    moves: Moves
     chain: TracedChain
     states: Leaves
+    moves: Moves
     adjoint: Backpropagation
 
     def tangents(self, reached: Sequence[bool], tangents: Tangents) -> Both:
@@ -55,11 +60,9 @@ class InOrder(NamedTuple):
         moving = zip(same, floating(outputs), strict=True)
         own = [leaf is None and is_floating for leaf, is_floating in moving]
         system = self if all(reached) and all(own) else self.of_part(reached, own)
-        zeros = [jnp.zeros((length, *y.aval.shape), y.aval.dtype) for y in partition(outputs, own)]
-        b = [*(jnp.zeros_like(z) for z in system.states), *zeros]
-        found = solved(*system.linear_map(), (b, tangents))
-        count, of_own = sum(reached), iter(found[sum(reached) :])
-        t = combine([jnp.zeros_like(z) for z in self.states], reached, found[:count])
+        found = _bound(system, tangents)
+        of_states, of_own = iter(found[: sum(reached)]), iter(found[sum(reached) :])
+        t = combine([jnp.zeros_like(z) for z in self.states], reached, of_states)
 
         def of_output(y: Any, leaf: int | None, is_own: bool) -> Any:
             if is_own:
@@ -71,148 +74,186 @@ class InOrder(NamedTuple):
         return t, [of_output(*each) for each in zip(outputs, same, own, strict=True)]
 
     def of_part(self, states: Sequence[bool], outputs: Sequence[bool]) -> Self:
-        """Those of some leaves of the state, and of some outputs; arrays may be any objects."""
+        """Those of some leaves of the state, and of some outputs."""
         chain = part(self.chain, states, outputs, self.states)
-        more = len(chain.inputs) - len(self.chain.inputs)
-        return self._replace(
-            moves=self.moves.of_part(states, more),
-            chain=chain,
-            states=partition(self.states, states),
-        )
-
-    def linear_map(self) -> tuple[LinearMap, Leaves]:
-        """The map from ``(b, (dz, dx, dc))``, and the arrays that it depends on."""
-        known, tree = jax.tree.flatten((self.chain, self.states))
-        of = self.moves, tree, self.adjoint
-        functions = (partial(f, *of) for f in (_apply, _transposed, _product, _part))
-        return LinearMap(*functions), known
-
-    @classmethod
-    def of(cls, moves: Moves, tree: Any, adjoint: Backpropagation, known: Sequence[Any]) -> Self:
-        """Of a chain and its states, of this structure and with these arrays."""
-        return cls(moves, *jax.tree.unflatten(tree, known), adjoint)
+        moves = self.moves.of_part(states, len(chain.inputs) - len(self.chain.inputs))
+        return self._replace(chain=chain, states=partition(self.states, states), moves=moves)
 
     @property
     def initial(self) -> Leaves:
         """Zeros, shaped like the initial state."""
         return [jnp.zeros(z.shape[1:], z.dtype) for z in self.states]
 
-    def scan(self, body: Callable[..., Any], carry: Any, xs: Any, reverse: bool = False) -> Any:
+    def pushed(self, tangents: Tangents) -> Both:
+        """The tangents of the states and of the outputs."""
+        (dz, dx, dc), chain = tangents, self.chain
+        program = StepTangents.of(chain.step, self.moves, in_halves=False)
+
+        def body(t: Leaves, at: Any) -> tuple[Leaves, Both]:
+            z, inputs, dx = at
+            found = program.push(program.known(z, inputs, chain.captured), t, dx, dc)
+            return found[0], found
+
+        steps = self.states, chain.inputs, dx
+        found: Both = self._scan(body, self.moves.enter(self.initial, dz), steps)[1]
+        return found
+
+    def pulled(self, g: Given, o: Given) -> tuple[Leaves, Leaves, Leaves]:
+        """The cotangents of the tangents, of the initial state None where it has none."""
+        states, outputs = ([x is not None for x in given] for given in (g, o))
+        reached = leaves_pulled(self.chain.step, states, outputs)
+        if all(reached) and all(outputs):
+            return self._pulled(g, o)
+        here = self.of_part(reached, outputs)
+        dz, dx, dc = here._pulled(partition(g, reached), partition(o, outputs))
+        of_initial = partition(reached, self.moves.initial)
+        return combine([None] * len(of_initial), of_initial, dz), dx, dc
+
+    def _pulled(self, g: Given, o: Leaves) -> tuple[Leaves, Leaves, Leaves]:
+        program = StepTangents.of(self.chain.step, self.moves, self.adjoint.at_once)
+        totals = list(map(jnp.zeros_like, self.moves.of(self.chain)[2]))
+        if program.halves:
+            mu, dx, dc = self._pulled_at_once(program, totals, g, o)
+        else:
+            mu, dx, dc = self._pulled_in_loop(program, totals, g, o)
+        return partition(mu, self.moves.initial), dx, dc
+
+    def _pulled_in_loop(
+        self, program: StepTangents, totals: Leaves, g: Given, o: Leaves
+    ) -> tuple[Leaves, Leaves, Leaves]:
+        """Of ``z_0``, of inputs and of captured arrays, to which each step adds."""
+        chain = self.chain
+
+        def body(carry: Both, at: Any) -> tuple[Both, Leaves]:
+            (mu, totals), (z, inputs, g, o) = carry, at
+            known = program.known(z, inputs, chain.captured)
+            mu, of_x, of_c = program.pull(known, _with_given(mu, g), o)
+            return (mu, add(totals, of_c)), of_x
+
+        steps = self.states, chain.inputs, g, o
+        (mu, dc), dx = self._scan(body, (self.initial, totals), steps, reverse=True)
+        return mu, dx, dc
+
+    def _pulled_at_once(
+        self, program: StepTangents, totals: Leaves, g: Given, o: Leaves
+    ) -> tuple[Leaves, Leaves, Leaves]:
+        """The same, of captured arrays those of many steps at once, chunk after chunk."""
+        length, size = self.chain.length, self.adjoint.chunk(self.chain)
+
+        def chunk(carry: Both, at: Any) -> tuple[Both, Leaves]:
+            (enter, totals), (z, inputs, g, o) = carry, at
+            chain = dataclasses.replace(self.chain, inputs=inputs, length=len(z[0]))
+            here, places = self._replace(chain=chain, states=z), list[int]()
+
+            def body(mu: Leaves, at: Any) -> Both:
+                z, inputs, g, o = at
+                known = program.known(z, inputs, chain.captured)
+                mu, of_u = program.pull_first(known, _with_given(mu, g), o)
+                # Terms of one sum have the same cotangent, which may be that of an output.
+                once = list({id(x): x for x in (*o, *of_u)}.values())
+                places[:] = [next(i for i, y in enumerate(once) if y is x) for x in of_u]
+                return mu, once[len(o) :]
+
+            mu, of_u = here._scan(body, enter, (z, inputs, g, o), reverse=True)
+            found = [*o, *of_u]
+            of_x, of_c = each(program.pull_last(chain, z))([found[i] for i in places])
+            return (mu, add(totals, of_c)), of_x
+
+        steps = self.states, self.chain.inputs, g, o
+        if size < length:
+            chunk = partial(scan_in_chunks, chunk, length=length, size=size, reverse=True)
+        (mu, dc), dx = chunk(like((self.initial, totals), steps, totals), steps)
+        return mu, dx, dc
+
+    def _scan(self, body: Callable[..., Any], carry: Any, xs: Any, reverse: bool = False) -> Any:
         """The loop of a linear step."""
         axis, unroll = self.chain.axis, self.adjoint.unroll
-        run = (axis.reversed if reverse else axis).scan
-        return run(body, carry, xs, length=self.chain.length, unroll=unroll, linear=True)
+        run = partial((axis.reversed if reverse else axis).scan, linear=True)
+        in_one = not self.adjoint.at_once
+        start = like(carry, carry, xs, self.chain.captured)
+        return run(body, start, xs, length=self.chain.length, unroll=unroll, in_one=in_one)
 
 
-def _apply(
-    moves: Moves, tree: Any, adjoint: Backpropagation, known: Leaves, x: tuple[Leaves, Tangents]
-) -> Leaves:
-    system, (b, (dz, dx, dc)) = InOrder.of(moves, tree, adjoint, known), x
-    chain, count = system.chain, len(system.states)
-    tangents = StepTangents.of(chain.step, moves, in_halves=False)
-
-    def body(t: Leaves, at: Any) -> tuple[Leaves, Both]:
-        z, inputs, b, dx = at
-        primals = tangents.known(z, inputs, chain.captured)
-        t, o = map(add, (b[:count], b[count:]), tangents.push(primals, t, dx, dc))
-        return t, (t, o)
-
-    steps = system.states, chain.inputs, b, dx
-    t, o = system.scan(body, moves.enter(system.initial, dz), steps)[1]
-    return [*t, *o]
+def _with_given(mu: Leaves, g: Given) -> Leaves:
+    return [m if x is None else m + x for m, x in zip(mu, g, strict=True)]
 
 
-def _transposed(
-    moves: Moves, tree: Any, adjoint: Backpropagation, known: Leaves, g: Leaves
-) -> tuple[Leaves, Tangents]:
-    system = InOrder.of(moves, tree, adjoint, known)
-    tangents = StepTangents.of(system.chain.step, moves, adjoint.at_once)
-    pull = _pulled_at_once if tangents.halves else _pulled
-    count = len(system.states)
-    lam, enter, from_x, from_c = pull(system, tangents, g[:count], g[count:])
-    return [*lam, *g[count:]], (partition(enter, moves.initial), from_x, from_c)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class _Role:
+    """The structure of an equation: of its arrays, of the tangents, and the number of the former.
+
+    ``precision``: jax's default for products, wherever its programs are traced.
+    """
+
+    arrays: Any
+    moves: Moves
+    adjoint: Backpropagation
+    tangents: Any
+    known: int
+    precision: Any
+
+    def __repr__(self) -> str:
+        return f"{self.known} arrays"
+
+    def system(self, operands: Sequence[Any]) -> InOrder:
+        """The equations, with their arrays."""
+        arrays = jax.tree.unflatten(self.arrays, operands[: self.known])
+        return InOrder(*arrays, self.moves, self.adjoint)
+
+    def pushed(self, *operands: Any) -> Leaves:
+        """The results."""
+        tangents = jax.tree.unflatten(self.tangents, operands[self.known :])
+        with jax.default_matmul_precision(self.precision):
+            t, o = self.system(operands).pushed(tangents)
+        return [*t, *o]
 
 
-def _pulled(
-    system: InOrder, tangents: StepTangents, g: Leaves, o: Leaves
-) -> tuple[Leaves, Leaves, Leaves, Leaves]:
-    """The adjoint states, and the cotangents of what drives the tangents, in one loop."""
-    chain = system.chain
-
-    def body(carry: Both, at: Any) -> tuple[Both, Both]:
-        (mu, totals), (z, inputs, g, o) = carry, at
-        lam, primals = add(g, mu), tangents.known(z, inputs, chain.captured)
-        mu, from_x, from_c = tangents.pull(primals, lam, o)
-        return (mu, add(totals, from_c)), (lam, from_x)
-
-    totals = list(map(jnp.zeros_like, system.moves.of(chain)[2]))
-    steps = system.states, chain.inputs, g, o
-    (mu, from_c), (lam, from_x) = system.scan(body, (system.initial, totals), steps, reverse=True)
-    return lam, mu, from_x, from_c
-
-
-def _pulled_at_once(
-    system: InOrder, tangents: StepTangents, g: Leaves, o: Leaves
-) -> tuple[Leaves, Leaves, Leaves, Leaves]:
-    """The same, the cotangents of arrays for many steps at once, chunk after chunk."""
-    length, size = system.chain.length, system.adjoint.chunk(system.chain)
-
-    def chunk(carry: Both, at: Any) -> tuple[Both, Both]:
-        (enter, totals), (z, inputs, g, o) = carry, at
-        chain = dataclasses.replace(system.chain, inputs=inputs, length=len(z[0]))
-        places: list[Any] = []
-
-        def body(mu: Leaves, at: Any) -> tuple[Leaves, Both]:
-            z, inputs, g, o = at
-            lam, primals = add(g, mu), tangents.known(z, inputs, chain.captured)
-            mu, of_u = tangents.pull_first(primals, lam, o)
-            # Terms of one sum have the same cotangent; and one of an output may be there already.
-            there = {id(x): i for i, x in enumerate(o)}
-            once = {id(x): x for x in of_u if id(x) not in there}
-            count = len(o)
-            places[:] = [
-                there[id(x)] if id(x) in there else count + list(once).index(id(x)) for x in of_u
-            ]
-            return mu, (lam, list(once.values()))
-
-        here = system._replace(chain=chain, states=z)
-        mu, (lam, of_u) = here.scan(body, enter, (z, inputs, g, o), reverse=True)
-        found = [*o, *of_u]
-        from_x, from_c = each(tangents.pull_last(chain, z))([found[i] for i in places])
-        return (mu, add(totals, from_c)), (lam, from_x)
-
-    start = system.initial, list(map(jnp.zeros_like, system.moves.of(system.chain)[2]))
-    steps = system.states, system.chain.inputs, g, o
-    if size < length:
-        chunk = partial(scan_in_chunks, chunk, length=length, size=size, reverse=True)
-    (mu, from_c), (lam, from_x) = chunk(start, steps)
-    return lam, mu, from_x, from_c
-
-
-def _product(
-    moves: Moves, tree: Any, adjoint: Backpropagation, known: Leaves, x: tuple[Leaves, Tangents]
-) -> Leaves:
-    system, (y, (dz, dx, dc)) = InOrder.of(moves, tree, adjoint, known), x
-    chain = system.chain
-    starts = chain.before(moves.enter(system.initial, dz), y[: len(system.states)])
-
-    def steps(z: Leaves, x: Leaves, c: Leaves) -> Leaves:
-        return moves.put(chain, x, c).everything(z)
-
-    primals = system.states, *moves.of(chain)[1:]
-    found: Leaves = jax.jvp(steps, primals, (starts, dx, dc))[1]
+def _bound(system: InOrder, tangents: Tangents) -> Leaves:
+    """The tangents of the states and the outputs, by `tangents_p`."""
+    (known, arrays), (leaves, tree) = map(jax.tree.flatten, (system[:2], tangents))
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    role = _Role(arrays, system.moves, system.adjoint, tree, len(known), precision)
+    step, length = system.chain.step, system.chain.length
+    types = list(map(jax.typeof, (*known, *leaves)))
+    program: Any
+    if varying_axes(types):
+        program = jax.make_jaxpr(partial(role.pushed))(*types)
+    else:  # most are only transposed
+        results = (y.aval for y in step.jaxpr.outvars)
+        shapes = [jax.core.ShapedArray((length, *y.shape), y.dtype) for y in results]
+        program = Later(lambda: jax.make_jaxpr(partial(role.pushed))(*types), shapes)
+    found: Leaves = tangents_p.bind(*known, *leaves, call_jaxpr=program, role=role)
     return found
 
 
-def _part(
-    moves: Moves, tree: Any, adjoint: Backpropagation, given: Sequence[bool]
-) -> Part | None:
-    system = InOrder.of(moves, tree, adjoint, range(tree.num_leaves))
-    count = len(system.states)
-    states, outputs = given[:count], given[count:]
-    reached = leaves_pulled(system.chain.step, states, outputs)
-    if all(reached) and all(outputs):
-        return None
-    map_, known = system.of_part(reached, outputs).linear_map()
-    of_arrays = ([True] * sum(moving) for moving in (moves.inputs, moves.captured))
-    return Part(map_, known, [*reached, *outputs], [partition(reached, moves.initial), *of_arrays])
+class _Primitive(Call):
+    """See `Call`; it is linear in its last operands, and has its own transpose."""
+
+    def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
+        count = params["role"].known
+        if not all(isinstance(t, ad.Zero) for t in tangents[:count]):
+            return super()._push(primals, tangents, **params)
+        moving = map(ad.instantiate_zeros, tangents[count:])
+        return self.bind(*primals, **params), self.bind(*primals[:count], *moving, **params)
+
+    def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
+        role: _Role = params["role"]
+        system = role.system(operands)
+        given = [None if isinstance(g, ad.Zero) else g for g in cotangents]
+        count = len(system.states)
+        with jax.default_matmul_precision(role.precision):
+            pulled = system.pulled(given[:count], given[count:])
+        moves = map(ad.is_undefined_primal, operands[role.known :])
+        leaves = [x for part in pulled for x in part]
+        pairs = zip(leaves, moves, strict=True)
+        return [None] * role.known + [x if moving else None for x, moving in pairs]
+
+
+def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
+    """The equation, unless nobody reads a result of it."""
+    equation = given[-1]  # since jax 0.12 after others
+    return [any(used)] * len(equation.invars), equation if any(used) else None
+
+
+tangents_p = _Primitive("tangents")
+pe.dce_rules[tangents_p] = _without_unused

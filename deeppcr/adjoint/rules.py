@@ -160,7 +160,7 @@ def resolve_adjoint(
         )
     if not isinstance(adjoint, Adjoint):
         unroll = method.unroll if isinstance(method, Sequential) else 1
-        return dataclasses.replace(adjoint, keeps=loops and adjoint.at_once, unroll=unroll)
+        return dataclasses.replace(adjoint, keeps=loops, unroll=unroll)
     if adjoint.linearize == "auto" and isinstance(method, Newton):
         adjoint = dataclasses.replace(adjoint, linearize=method.linearize)
     return adjoint.bind(chain)
@@ -212,7 +212,7 @@ def _push(
     _, x, c = moves.of(chain)
     reached = moves.results(step)[: step.states]
     if is_in_order(adjoint, chain) and any(reached):
-        t, by_outputs = InOrder(moves, chain, states, adjoint).tangents(reached, tangents)
+        t, by_outputs = InOrder(chain, states, moves, adjoint).tangents(reached, tangents)
         return run, t, by_outputs, list(map(last_of, t)) if run.last else []
     all_outputs = [True] * len(run.outputs)
     equations = _Equations(moves, chain, states, adjoint)

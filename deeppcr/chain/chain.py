@@ -150,12 +150,6 @@ class TracedChain:
         found: tuple[Leaves, Leaves] = run(states, self.inputs, self.captured)
         return found
 
-    def everything(self, states: Leaves) -> Leaves:
-        """The states after these, and then the outputs, of all steps at once."""
-        step = jax.vmap(self.step.everything, in_axes=(0, 0, None))
-        found: Leaves = self.axis.each(step, 2)(states, self.inputs, self.captured)
-        return found
-
     @property
     def kept(self) -> Leaves:
         """The values that are kept of all steps."""

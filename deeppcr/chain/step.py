@@ -258,11 +258,6 @@ class Step:
         found = evaluate(program, known, wanted, replace, self._order)
         return found[: self.states], found[self.states :]
 
-    def everything(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Leaves:
-        """The next state and the outputs, for programs that evaluate many steps at once."""
-        known, program = self._known(state, inputs, captured), self.evaluated
-        return evaluate(program, known, program.outvars, self.at_once)
-
     def kept_of(self, inputs: Leaves) -> Leaves:
         """The values that are kept, among the inputs."""
         values = dict(zip(self.jaxpr.invars[self.states :], inputs, strict=True))

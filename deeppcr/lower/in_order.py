@@ -23,10 +23,12 @@ def loop(
     reverse: bool = False,
     unroll: int = 1,
     linear: bool = False,
+    in_one: bool = False,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan`; the results are the same up to rounding.
 
     ``linear``: whether the next carry is linear in the carry, as in the loop of a derivative.
+    ``in_one``: whether it stays one program, with nothing before the loop: that compiles faster.
     """
     body = written_apart(body) if unroll > 1 and target().waits else body
     scan = partial(lax.scan, body, length=length, reverse=reverse, unroll=unroll)
@@ -34,19 +36,19 @@ def loop(
     closed, shapes = jax.make_jaxpr(partial(scan), return_shape=True)(carry, xs)
     if closed.effects:  # of steps in order, or of devices that communicate
         return scan(carry, xs)
-    found = _with_loops(closed, jax.tree.leaves((carry, xs)), linear)
+    found = _with_loops(closed, jax.tree.leaves((carry, xs)), linear=linear, in_one=in_one)
     results: tuple[Any, Any] = jax.tree.unflatten(jax.tree.structure(shapes), found)
     return results
 
 
-def _with_loops(closed: Any, operands: Sequence[Any], linear: bool) -> Leaves:
+def _with_loops(closed: Any, operands: Sequence[Any], **kind: bool) -> Leaves:
     """The results of a program, its `jax.lax.scan` by `loop_p`."""
     program, values = entered(closed, operands)
     for equation in program.eqns:
         given = [x.val if is_literal(x) else values[x] for x in equation.invars]
         if equation.primitive.name == "scan":
             call_jaxpr = jax.make_jaxpr(partial(bind, equation))(given)
-            found = loop_p.bind(*given, call_jaxpr=call_jaxpr, linear=linear)
+            found = loop_p.bind(*given, call_jaxpr=call_jaxpr, **kind)
         else:  # of what stands around it
             found = bind(equation, given)
         values |= dict(zip(equation.outvars, found, strict=True))
@@ -58,7 +60,8 @@ class _LoopPrimitive(Lowered):
 
     def bound(self, closed: Any, operands: Any, params: dict[str, Any]) -> Leaves:
         """See `Lowered`."""
-        return _with_loops(closed, operands, params["linear"])
+        kind = {name: params[name] for name in ("linear", "in_one")}
+        return _with_loops(closed, operands, **kind)
 
 
 loop_p = _LoopPrimitive("loop")
@@ -81,7 +84,8 @@ class Loop(NamedTuple):
         length: the number of steps.
         reverse: whether the first step takes the last of the inputs.
         unroll: steps per trip.
-        linear: whether the next carry is linear in the carry.
+        linear: see `loop`.
+        in_one: see `loop`.
         before: the ``x`` of ``size`` steps at once, from the inputs of the loop.
         size: of a chunk of the loop; None for all of it.
         after: the results of the loop, from the ``y`` of all steps.
@@ -94,19 +98,21 @@ class Loop(NamedTuple):
     reverse: bool
     unroll: int
     linear: bool
+    in_one: bool = False
     before: Callable[[Leaves], Leaves] = list
     size: int | None = None
     after: Callable[[Leaves], Leaves] = list
     run: "Lower | None" = None
 
     @classmethod
-    def of(cls, equation: Any, linear: bool) -> Self:
+    def of(cls, equation: Any, linear: bool, in_one: bool = False) -> Self:
         """The loop of a `jax.lax.scan`."""
         params, (consts, carry, _) = equation.params, scan_parts(equation)
         program = Program.of(params["jaxpr"])
         constants = [*program.invars[:consts], *program.constvars]
         step = program._replace(constvars=constants, invars=program.invars[consts:])
-        return cls(step, carry, params["length"], params["reverse"], params["unroll"], linear)
+        kind = params["length"], params["reverse"], params["unroll"], linear, in_one
+        return cls(step, carry, *kind)
 
     @property
     def inputs(self) -> list[Any]:
@@ -163,7 +169,7 @@ class Loop(NamedTuple):
 Lower = Callable[[Loop, Operands], tuple[Leaves, Leaves]]
 
 
-def lowered_by(lower: Lower, *operands: Any, call_jaxpr: Any, linear: bool) -> Leaves:
+def lowered_by(lower: Lower, *operands: Any, call_jaxpr: Any, **kind: bool) -> Leaves:
     """The results of a `loop` that ``lower`` runs."""
     program, values = entered(call_jaxpr, operands)
     (equation,) = program.eqns
@@ -171,6 +177,6 @@ def lowered_by(lower: Lower, *operands: Any, call_jaxpr: Any, linear: bool) -> L
     given = [values[x] for x in equation.invars]
     own = getattr(equation.params["jaxpr"], "consts", ())
     parts = [*given[:consts], *own], given[consts : consts + carry], given[consts + carry :]
-    last, ys = lower(Loop.of(equation, linear), Operands(*parts))
+    last, ys = lower(Loop.of(equation, **kind), Operands(*parts))
     values |= dict(zip(equation.outvars, [*last, *ys], strict=True))
     return [values[x] for x in program.outvars]

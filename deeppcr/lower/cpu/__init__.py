@@ -32,6 +32,8 @@ LAST: tuple[Rule, ...] = (results_stacked, small_products, transposed_first)
 
 def gains_by_inputs(loop: Loop) -> bool:
     """Whether to compute what is independent of the state first is worth compiling it apart."""
+    if loop.in_one:
+        return False
     if loop.linear and fits(loop.program):
         return True
     return any(
