@@ -23,7 +23,7 @@ from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import clock
-from experiments.compile_time import by_hand
+from experiments.compiling.layers import by_hand
 
 TAKES = "1 min"
 WIDTH = 8

@@ -32,7 +32,7 @@ WEIGHTS = {  # shares of the time that is left, the most important first
     "kernels": 1,
     "recurrence": 1,
     "calls": 1,
-    "compile_time": 2,
+    "compiling": 2,
     "loops": 2,
     "text": 2,
 }

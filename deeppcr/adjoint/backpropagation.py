@@ -14,6 +14,7 @@ from deeppcr.lower import even_chunk, steps_in_cache
 from depth.counts import nbytes
 from depth.jaxprs import inside
 
+FEW = 8  # chunks that gain less than a loop in a loop takes to compile
 WRITTEN = 2  # of so many results of a step, one is an array of a chunk; others are kept, or fused
 
 
@@ -45,9 +46,10 @@ class Backpropagation:
         """
         each = _bytes_of_results(chain.step.jaxpr) // WRITTEN
         own = sum(map(nbytes, chain.step.jaxpr.invars[chain.step.states :]))
-        if own >= each:
+        most = steps_in_cache(each, chain.captured)
+        if own >= each or chain.length <= FEW * most:
             return chain.length
-        return even_chunk(chain.length, steps_in_cache(each, chain.captured))
+        return even_chunk(chain.length, most)
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""

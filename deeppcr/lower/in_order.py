@@ -90,6 +90,7 @@ class Loop(NamedTuple):
         size: of a chunk of the loop; None for all of it.
         after: the results of the loop, from the ``y`` of all steps.
         run: runs a chunk, from its ``x``; None for `scan`.
+        equation: of the `jax.lax.scan` that it was at first.
     """
 
     program: Program
@@ -103,6 +104,7 @@ class Loop(NamedTuple):
     size: int | None = None
     after: Callable[[Leaves], Leaves] = list
     run: "Lower | None" = None
+    equation: Any = None
 
     @classmethod
     def of(cls, equation: Any, linear: bool, in_one: bool = False) -> Self:
@@ -112,7 +114,7 @@ class Loop(NamedTuple):
         constants = [*program.invars[:consts], *program.constvars]
         step = program._replace(constvars=constants, invars=program.invars[consts:])
         kind = params["length"], params["reverse"], params["unroll"], linear, in_one
-        return cls(step, carry, *kind)
+        return cls(step, carry, *kind, equation=equation)
 
     @property
     def inputs(self) -> list[Any]:
@@ -132,6 +134,12 @@ class Loop(NamedTuple):
     def known(self, read: Sequence[Any]) -> dict[Any, Any]:
         """The values of the variables of a step."""
         return dict(zip(self.variables, read, strict=True))
+
+    def as_written(self, operands: Operands) -> tuple[Leaves, Leaves]:
+        """The last carry and the ``y`` of all steps, by the `jax.lax.scan` that it was at first."""
+        count = scan_parts(self.equation)[0]
+        found = bind(self.equation, [*operands.constants[:count], *operands.carry, *operands.xs])
+        return found[: self.states], found[self.states :]
 
     def retraced(
         self,

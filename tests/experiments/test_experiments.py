@@ -12,7 +12,6 @@ import pytest
 from deeppcr import Newton
 from experiments import (
     calls,
-    compile_time,
     decide,
     demo,
     headline,
@@ -27,6 +26,7 @@ from experiments.bench import results
 from experiments.bench.engine import distance
 from experiments.bench.results import FOLDER
 from experiments.bench.table import Row
+from experiments.compiling import run as compiling
 from experiments.field import run as field
 from experiments.field.claims import Claim
 from experiments.gradients import run as gradients
@@ -83,8 +83,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (iterations, "problem", lambda kind, size, length: _problem(kind)),
         (iterations, "LOOP", 0),
         (iterations, "LOGISTIC_LENGTH", 12),
-        (compile_time, "QUICK_LENGTHS", (2,)),
-        (compile_time, "training", lambda *_, original=compile_time.training: original(2, 3)),
+        (compiling, "QUICK_LENGTHS", (2,)),
+        (compiling, "training", lambda *_, original=compiling.training: original(2, 3)),
         (
             loops,
             "LOOPS",
@@ -137,7 +137,7 @@ def programs(rows: list[Row], **labels: Any) -> list[str]:
 
 RUNS: dict[str, tuple[Any, tuple[str, ...], int]] = {  # module, options, number of rows
     "calls": (calls, ("--quick",), 15),
-    "compile_time": (compile_time, FEW, 5 + 5),
+    "compiling": (compiling, FEW, 2 + 5 + 5),
     "decide": (decide, FEW, 2 + 3 + 2),
     "demo": (demo, ("--quick",), 2 * (2 + 2)),
     "field": (field, FEW, 1 + 4 + 1),

@@ -45,11 +45,14 @@ def gains_by_inputs(loop: Loop) -> bool:
 def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
     """The results of a loop, by these rules, up to the first that runs it."""
     gains = loop.length > 1 and not is_left_to_xla(loop.program)
+    plain = loop
     first = FIRST if gains and gains_by_inputs(loop) else ()
     for rule in (*first, *rules) if gains else ():
         loop, operands = rule(loop, operands)
         if loop.run:
             break
+    if loop is plain:
+        return loop.as_written(operands)
     last, ys = run_in_chunks(loop, operands)
     return last, loop.after(ys)
 

@@ -184,7 +184,7 @@ def copies_matrices(program: Any, states: int) -> bool:
 
 
 def _is_plain(atom: Any) -> bool:
-    return str(getattr(atom.aval, "dtype", "")) in DTYPES and size(atom) > 0
+    return getattr(getattr(atom.aval, "dtype", None), "name", "") in DTYPES and size(atom) > 0
 
 
 one_function_p = Call("one_function")

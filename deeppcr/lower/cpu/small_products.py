@@ -18,10 +18,10 @@ from jax import Array, lax
 from deeppcr.arrays.state import Leaves, float32_or_better
 from deeppcr.lower.cpu.materialised import materialised, unknown_one
 from deeppcr.lower.in_order import Loop, Operands
-from deeppcr.programs.cut_first import apply, evaluate
+from deeppcr.programs.cut_first import CUTS, apply, evaluate
 from deeppcr.programs.terms import is_real_product
 from depth.counts import contracted
-from depth.jaxprs import moved_by, rewritten
+from depth.jaxprs import equations, moved_by, rewritten
 
 # Multiplications up to which a product is written out: from 4096 on XLA cuts the sum into tasks for
 # its threads. Up to TINY of them, a sum of SHORT terms is written term by term, not as a reduction.
@@ -37,7 +37,10 @@ def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     In the loops of derivatives, whose products have operands that are computed just before, these
     are computed once: see `materialised`.
     """
-    moved, one = moved_by(loop.program, loop.program.invars[: loop.states]), unknown_one()
+    program = loop.program
+    if not any(is_small_product(each) or each.primitive.name in CUTS for each in equations(program)):
+        return loop, operands
+    moved, one = moved_by(program, program.invars[: loop.states]), unknown_one()
 
     def replace(equation: Any, operands: list[Any]) -> list[Any] | None:
         if loop.linear and is_small_product(equation):
@@ -46,7 +49,7 @@ def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
         return write_out(equation, operands)
 
     def step(read: Leaves) -> Leaves:
-        return evaluate(loop.program, loop.known(read), loop.program.outvars, replace)
+        return evaluate(program, loop.known(read), program.outvars, replace)
 
     return loop.retraced(operands, step)
 

@@ -1,17 +1,6 @@
-"""How long do tracing and compiling take, as a stack of layers gets deeper?
+"""Stacks of equal layers, and training loops of them: programs that grow with their number."""
 
-layers    the gradient of a loss through L equal flax modules, in a list or stacked: a Python loop
-          (up to 256 layers: from there on it takes minutes), a scan, deeppcr
-training  a jitted `jax.lax.scan` of 200 Adam steps on 16 equal residual modules of 12 small arrays:
-          a list of modules, stacked modules, packed ones. Parameters and losses are compared
-
-Each program is traced and compiled from scratch several times, and the least times count. The
-sequential programs are the Python loop and `jax.lax.scan`, for layers with unroll 1, 4 and 16; of
-the training loops, the two with plain Adam.
-"""
-
-import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,46 +9,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 import deeppcr
-import depth
-from experiments.bench import command
-from experiments.bench.columns import BENCH
-from experiments.bench.engine import Case, Variant, bench
-from experiments.bench.plots import Figures, lines, styled
+from experiments.bench.engine import Case, Variant
 from experiments.bench.programs import SCAN, UNROLLS
-from experiments.bench.progress import PROGRESS
-from experiments.bench.table import Row
-from experiments.bench.timing import Effort
 from experiments.models.training import affine
 
 Network = Callable[[Any, Array], Array]
 
-PARTS = ("layers", "training")
 WIDTH, BATCH, TRAINED_BATCH = 16, 8, 32
-LENGTHS, QUICK_LENGTHS = (16, 64, 256, 1024), (4, 16)
-BUILDS = {"layers": 3, "training": 5}  # compilations of each program; 1 with --quick
 LONGEST_LOOP = 256  # layers
 LOOP, PLAIN = "Python loop", f"{SCAN}, stacked"
-TAKES = "8 min"
-COMMON = ("ms", "speedup", "over lax.scan", "predicted speedup", "depth speedup", "error", "note")
-BOTH = {key: BENCH[key] for key in COMMON} | {"temp MB": BENCH["temp MB"]}
-PROGRAM = {
-    "program": "what runs; sequential programs first",
-    "seconds": "seconds to trace and compile together",
-}
-LAYERS = {
-    "L": "number of layers",
-    **PROGRAM,
-    "trace s": "seconds to trace",
-    "compile s": "seconds to compile",
-    **BOTH,
-}
-TRAINING = {
-    "modules": "number of modules",
-    "steps": "training steps",
-    **PROGRAM,
-    "us a step": "time of a training step, in microseconds",
-    **BOTH,
-}
 
 
 def stacked(layers: Any) -> Any:
@@ -201,38 +159,3 @@ def training(count: int, steps: int) -> Case:
         "stack, packed adam": loop("stack", deeppcr.forward, packed),
     }
     return Case({"part": "training", "modules": count, "steps": steps}, [], loops, others)
-
-
-@styled
-def pictures(rows: Sequence[Row]) -> Figures:
-    """Seconds to compile and times of a call by the number of layers."""
-    found: Figures = {}
-    if mine := [row for row in rows if row["part"] == "layers"]:
-        title = "Gradient through equal layers (down is better)"
-        keys = {"trace and compile": ("seconds", "time [s]"), "a call": ("ms", "time [ms]")}
-        panels = {name: (mine, *key) for name, key in keys.items()}
-        found["layers"] = lines(title, panels, "L", "layers")
-    return found
-
-
-def main(argv: list[str]) -> None:
-    """Trace, compile and run."""
-    options = command.parser("compile_time", __doc__, PARTS).parse_args(argv)
-    quick, device, effort = options.quick, depth.at_hand(), Effort(options.repeats)
-    builds = dict.fromkeys(PARTS, 1) if quick else BUILDS
-
-    def measured(part: str, *size: int) -> Iterator[Row]:
-        case = layers(*size) if part == "layers" else training(*size)
-        for row in bench(case, device, effort, builds=builds[part]):
-            row |= {"seconds": row["trace s"] + row["compile s"]} if "compile s" in row else {}
-            yield row | ({"us a step": 1e3 * row["ms"] / row["steps"]} if "steps" in row else {})
-
-    jobs: list[command.Job] = []
-    if "layers" in options.parts and not importlib.util.find_spec("flax"):
-        PROGRESS.print("no layers: flax is not installed")
-    elif "layers" in options.parts:
-        lengths = QUICK_LENGTHS if quick else LENGTHS
-        jobs += [partial(measured, "layers", length) for length in lengths]
-    if "training" in options.parts:
-        jobs.append(partial(measured, "training", *((4, 20) if quick else (16, 200))))
-    command.run(options, jobs, {"layers": LAYERS, "training": TRAINING}, pictures=pictures)

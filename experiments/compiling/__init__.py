@@ -1,0 +1,1 @@
+"""Compile times, of programs and of stacks of layers."""
