@@ -20,7 +20,7 @@ from jax.interpreters import partial_eval as pe
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.moves import Moves, Tangents
 from deeppcr.adjoint.tangents import StepTangents
-from deeppcr.arrays.avals import like, varying_axes
+from deeppcr.arrays.avals import abstract, like, varying_axes
 from deeppcr.arrays.partition import combine, floating, partition, zero_tangent
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL
@@ -31,6 +31,26 @@ from deeppcr.programs.calls import Call, Later
 
 Both = tuple[Leaves, Leaves]  # of the states, of the outputs
 Given = list[Any]  # cotangents, None for zeros
+
+
+class Results(NamedTuple):
+    """Tangents of a chain, or their cotangents.
+
+    Attributes:
+        states: of ``z_1 .. z_L``.
+        outputs: of all steps.
+        last: of ``z_L``; the cotangents of what is read of it alone.
+    """
+
+    states: Given
+    outputs: Given
+    last: Given
+
+    @classmethod
+    def of(cls, leaves: Sequence[Any], states: int) -> Self:
+        """From all leaves, in order."""
+        own = len(leaves) - states
+        return cls(list(leaves[:states]), list(leaves[states:own]), list(leaves[own:]))
 
 
 def is_in_order(adjoint: Any, chain: TracedChain) -> bool:
@@ -53,16 +73,17 @@ class InOrder(NamedTuple):
     moves: Moves
     adjoint: Backpropagation
 
-    def tangents(self, reached: Sequence[bool], tangents: Tangents) -> Both:
-        """Those of all states and of all outputs; ``reached``: the leaves that have tangents."""
+    def tangents(self, reached: Sequence[bool], tangents: Tangents) -> Results:
+        """Those of all states and outputs; ``reached``: the leaves of a state that have some."""
         step, length = self.chain.step, self.chain.length
         outputs, same = step.jaxpr.outvars[step.states :], step.outputs_in_state
         moving = zip(same, floating(outputs), strict=True)
         own = [leaf is None and is_floating for leaf, is_floating in moving]
         system = self if all(reached) and all(own) else self.of_part(reached, own)
         found = _bound(system, tangents)
-        of_states, of_own = iter(found[: sum(reached)]), iter(found[sum(reached) :])
-        t = combine([jnp.zeros_like(z) for z in self.states], reached, of_states)
+        of_own = iter(found.outputs)
+        t = combine([jnp.zeros_like(z) for z in self.states], reached, found.states)
+        last = combine(self.initial, reached, found.last)
 
         def of_output(y: Any, leaf: int | None, is_own: bool) -> Any:
             if is_own:
@@ -71,7 +92,8 @@ class InOrder(NamedTuple):
                 return t[leaf]
             return zero_tangent(jax.ShapeDtypeStruct((length, *y.aval.shape), y.aval.dtype))
 
-        return t, [of_output(*each) for each in zip(outputs, same, own, strict=True)]
+        every = [of_output(*each) for each in zip(outputs, same, own, strict=True)]
+        return Results(t, every, last)
 
     def of_part(self, states: Sequence[bool], outputs: Sequence[bool]) -> Self:
         """Those of some leaves of the state, and of some outputs."""
@@ -84,7 +106,7 @@ class InOrder(NamedTuple):
         """Zeros, shaped like the initial state."""
         return [jnp.zeros(z.shape[1:], z.dtype) for z in self.states]
 
-    def pushed(self, tangents: Tangents) -> Both:
+    def pushed(self, tangents: Tangents) -> Results:
         """The tangents of the states and of the outputs."""
         (dz, dx, dc), chain = tangents, self.chain
         program = StepTangents.of(chain.step, self.moves, in_halves=False)
@@ -95,31 +117,34 @@ class InOrder(NamedTuple):
             return found[0], found
 
         steps = self.states, chain.inputs, dx
-        found: Both = self._scan(body, self.moves.enter(self.initial, dz), steps)[1]
-        return found
+        last, found = self._scan(body, self.moves.enter(self.initial, dz), steps)
+        return Results(*found, last)
 
-    def pulled(self, g: Given, o: Given) -> tuple[Leaves, Leaves, Leaves]:
+    def pulled(self, given: Results) -> tuple[Leaves, Leaves, Leaves]:
         """The cotangents of the tangents, of the initial state None where it has none."""
-        states, outputs = ([x is not None for x in given] for given in (g, o))
+        g, last = given.states, given.last
+        states = [x is not None or y is not None for x, y in zip(g, last, strict=True)]
+        outputs = [x is not None for x in given.outputs]
         reached = leaves_pulled(self.chain.step, states, outputs)
         if all(reached) and all(outputs):
-            return self._pulled(g, o)
-        here = self.of_part(reached, outputs)
-        dz, dx, dc = here._pulled(partition(g, reached), partition(o, outputs))
+            return self._pulled(given)
+        here, both = self.of_part(reached, outputs), (partition(each, reached) for each in (g, last))
+        own, end = both
+        dz, dx, dc = here._pulled(Results(own, partition(given.outputs, outputs), end))
         of_initial = partition(reached, self.moves.initial)
         return combine([None] * len(of_initial), of_initial, dz), dx, dc
 
-    def _pulled(self, g: Given, o: Leaves) -> tuple[Leaves, Leaves, Leaves]:
+    def _pulled(self, given: Results) -> tuple[Leaves, Leaves, Leaves]:
         program = StepTangents.of(self.chain.step, self.moves, self.adjoint.at_once)
         totals = list(map(jnp.zeros_like, self.moves.of(self.chain)[2]))
-        if program.halves:
-            mu, dx, dc = self._pulled_at_once(program, totals, g, o)
-        else:
-            mu, dx, dc = self._pulled_in_loop(program, totals, g, o)
+        zeros = zip(given.last, self.initial, strict=True)
+        start = [zero if x is None else x for x, zero in zeros], totals
+        run = self._pulled_at_once if program.halves else self._pulled_in_loop
+        mu, dx, dc = run(program, start, given.states, given.outputs)
         return partition(mu, self.moves.initial), dx, dc
 
     def _pulled_in_loop(
-        self, program: StepTangents, totals: Leaves, g: Given, o: Leaves
+        self, program: StepTangents, start: Both, g: Given, o: Leaves
     ) -> tuple[Leaves, Leaves, Leaves]:
         """Of ``z_0``, of inputs and of captured arrays, to which each step adds."""
         chain = self.chain
@@ -131,11 +156,11 @@ class InOrder(NamedTuple):
             return (mu, add(totals, of_c)), of_x
 
         steps = self.states, chain.inputs, g, o
-        (mu, dc), dx = self._scan(body, (self.initial, totals), steps, reverse=True)
+        (mu, dc), dx = self._scan(body, start, steps, reverse=True)
         return mu, dx, dc
 
     def _pulled_at_once(
-        self, program: StepTangents, totals: Leaves, g: Given, o: Leaves
+        self, program: StepTangents, start: Both, g: Given, o: Leaves
     ) -> tuple[Leaves, Leaves, Leaves]:
         """The same, of captured arrays those of many steps at once, chunk after chunk."""
         length, size = self.chain.length, self.adjoint.chunk(self.chain)
@@ -162,7 +187,7 @@ class InOrder(NamedTuple):
         steps = self.states, self.chain.inputs, g, o
         if size < length:
             chunk = partial(scan_in_chunks, chunk, length=length, size=size, reverse=True)
-        (mu, dc), dx = chunk(like((self.initial, totals), steps, totals), steps)
+        (mu, dc), dx = chunk(like(start, start, steps, self.chain.captured), steps)
         return mu, dx, dc
 
     def _scan(self, body: Callable[..., Any], carry: Any, xs: Any, reverse: bool = False) -> Any:
@@ -204,11 +229,11 @@ class _Role:
         """The results."""
         tangents = jax.tree.unflatten(self.tangents, operands[self.known :])
         with jax.default_matmul_precision(self.precision):
-            t, o = self.system(operands).pushed(tangents)
-        return [*t, *o]
+            found = self.system(operands).pushed(tangents)
+        return [x for leaves in found for x in leaves]
 
 
-def _bound(system: InOrder, tangents: Tangents) -> Leaves:
+def _bound(system: InOrder, tangents: Tangents) -> Results:
     """The tangents of the states and the outputs, by `tangents_p`."""
     (known, arrays), (leaves, tree) = map(jax.tree.flatten, (system[:2], tangents))
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
@@ -219,11 +244,12 @@ def _bound(system: InOrder, tangents: Tangents) -> Leaves:
     if varying_axes(types):
         program = jax.make_jaxpr(partial(role.pushed))(*types)
     else:  # most are only transposed
-        results = (y.aval for y in step.jaxpr.outvars)
+        results = [abstract(y.aval) for y in step.jaxpr.outvars]
         shapes = [jax.core.ShapedArray((length, *y.shape), y.dtype) for y in results]
+        shapes += [jax.core.ShapedArray(y.shape, y.dtype) for y in results[: step.states]]
         program = Later(lambda: jax.make_jaxpr(partial(role.pushed))(*types), shapes)
     found: Leaves = tangents_p.bind(*known, *leaves, call_jaxpr=program, role=role)
-    return found
+    return Results.of(found, step.states)
 
 
 class _Primitive(Call):
@@ -240,9 +266,8 @@ class _Primitive(Call):
         role: _Role = params["role"]
         system = role.system(operands)
         given = [None if isinstance(g, ad.Zero) else g for g in cotangents]
-        count = len(system.states)
         with jax.default_matmul_precision(role.precision):
-            pulled = system.pulled(given[:count], given[count:])
+            pulled = system.pulled(Results.of(given, len(system.states)))
         moves = map(ad.is_undefined_primal, operands[role.known :])
         leaves = [x for part in pulled for x in part]
         pairs = zip(leaves, moves, strict=True)

@@ -212,8 +212,8 @@ def _push(
     _, x, c = moves.of(chain)
     reached = moves.results(step)[: step.states]
     if is_in_order(adjoint, chain) and any(reached):
-        t, by_outputs = InOrder(chain, states, moves, adjoint).tangents(reached, tangents)
-        return run, t, by_outputs, list(map(last_of, t)) if run.last else []
+        found = InOrder(chain, states, moves, adjoint).tangents(reached, tangents)
+        return run, found.states, found.outputs, found.last if run.last else []
     all_outputs = [True] * len(run.outputs)
     equations = _Equations(moves, chain, states, adjoint)
     kept = equations.of_part(reached, all_outputs)
