@@ -51,6 +51,7 @@ ON_CPUS = "on a CPU the fastest for most chains; deeppcr.tune measures"
 # 32 units, batch 16, 200 steps, 470 thousand: 0.7 to 0.8 of the time, and 1.2 of that to compile;
 # 5 LSTMs with `jax.checkpoint`, 2.3 thousand: 0.7 and 2 (jax 0.10.2 and 0.12.0).
 WORTH, MATRIX = 2500, 256
+FEW = 16  # steps up to which nothing is gained otherwise: the smoother of a pendulum: 0.7 and 1
 
 # Bytes of the states of all steps from which on a CPU leaves the derivative to jax, if that keeps
 # of a step less than so much of its state. Entries of a buffer: 0; linear attention, 16 x 64: 0.1.
@@ -240,9 +241,10 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
             return Choice(Autodiff(), {}, "on a CPU, for large states and little work")
         if multiplies_much(chain):
             return Choice(Backpropagation(), {}, ON_CPUS)
-        return Choice(
-            Backpropagation(at_once=False), {}, "on a CPU, for little work: it compiles faster"
-        )
+        if chain.length <= FEW:
+            return Choice(Autodiff(), {}, "on a CPU, for few steps and little work")
+        reason = "on a CPU, for little work: it compiles faster"
+        return Choice(Backpropagation(at_once=False), {}, reason)
     times = {"loop": BACKWARD * loop_seconds(chain), "blocks": solve_seconds(chain)}
     if times["blocks"] <= times["loop"]:
         return Choice(Adjoint(), times)
@@ -283,8 +285,11 @@ def segment(chain: TracedChain) -> int:
 
     That takes less time if to keep what the derivative reads is more work than the steps are.
     """
-    length = chain.length
-    if chain.axis.size > 1 or length <= MOST_AGAIN or not is_traffic(chain, LARGE // 4):
+    length, program = chain.length, chain.step.jaxpr
+    if chain.axis.size > 1 or length <= MOST_AGAIN or chain.step.state_bytes < LARGE // 4:
+        return 0
+    most = sum(nbytes(y) for each in equations(program) for y in each.outvars)
+    if length * most < TRAFFIC_FROM or not is_traffic(chain, LARGE // 4):
         return 0
     kept = chain.step.bytes_kept_by_jax
     if length * kept < TRAFFIC_FROM:

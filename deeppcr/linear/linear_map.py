@@ -25,7 +25,7 @@ from jax.interpreters import partial_eval as pe
 from deeppcr.arrays.avals import like, varying_axes
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
-from deeppcr.programs.calls import Call, Later
+from deeppcr.programs.calls import Call
 from depth.jaxprs import without_constants
 
 Function = Callable[[Leaves, Any], Any]  # of ``known`` arrays and a pytree; it closes over none
@@ -125,18 +125,9 @@ def solved(map_: LinearMap, known: Leaves, x: Any, is_transposed: bool = False) 
     """``map_.apply(known, x)``, or its transpose, differentiable in both."""
     x = like(x, known, x)  # as the loop of a solution makes them vary
     f = map_.transpose if is_transposed else map_.apply
-
-    def traced(known: Any, x: Any) -> Any:
-        # Of a new function each time, so that jax caches nothing for it.
-        with jax.default_matmul_precision(map_.precision):
-            return jax.make_jaxpr(partial(f), return_shape=True)(known, x)
-
-    closed: Any
-    if is_transposed or varying_axes((known, x)):
-        closed, y = traced(known, x)
-    else:  # most are only transposed
-        y, types = x[0], jax.tree.map(jax.typeof, (known, x))
-        closed = Later(lambda: traced(*types)[0], jax.tree.leaves(types[1][0]))
+    # Of a new function each time, so that jax caches nothing for it.
+    with jax.default_matmul_precision(map_.precision):
+        closed, y = jax.make_jaxpr(partial(f), return_shape=True)(known, x)
     role = _Role(map_, is_transposed, len(known), *map(jax.tree.structure, (x, y)))
     leaves = linear_map_p.bind(*known, *jax.tree.leaves(x), call_jaxpr=closed, role=role)
     return jax.tree.unflatten(role.y, leaves)

@@ -183,16 +183,15 @@ def opened(program: Program, with_checkpoints: bool = False) -> Program:
 
 
 def _opened(equation: Any, operands: list[Any]) -> list[Any] | None:
-    if "prevent_cse" in equation.params:  # of `jax.checkpoint` alone
-        return None
-    return _all_opened(equation, operands, _opened)
+    if "prevent_cse" in equation.params or not primitive(equation).inlines:
+        return None  # the first is of `jax.checkpoint` alone
+    inner = called(equation)
+    return None if inner is None else apply(inner, operands, _opened)
 
 
-def _all_opened(
-    equation: Any, operands: list[Any], rule: Replacement | None = None
-) -> list[Any] | None:
+def _all_opened(equation: Any, operands: list[Any]) -> list[Any] | None:
     inner = called(equation) if primitive(equation).inlines else None
-    return None if inner is None else apply(inner, operands, rule or _all_opened)
+    return None if inner is None else apply(inner, operands, _all_opened)
 
 
 def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:

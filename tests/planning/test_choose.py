@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import jax
@@ -195,21 +194,8 @@ def rows(name, part):
 ON_CPU = {Backpropagation(): "sequential / backprop", Autodiff(): "sequential / autodiff"}
 
 
-rule = import_module("deeppcr.lower.cpu.one_function")
-
-
-def test_what_xla_compiles_to_one_function_by_itself_leaves_its_gradient_to_jax(monkeypatch):
-    monkeypatch.setattr(rule, "is_automatic", lambda: True)
-    few, many = of_zoo("gru", 4, 1024, 1), of_zoo("gru", 16, 1024, 1)
-    assert choose_adjoint(few, None, "cpu").option == Autodiff()
-    assert choose_adjoint(many, None, "cpu").option == Backpropagation()
-    monkeypatch.setattr(rule, "is_automatic", lambda: False)
-    assert choose_adjoint(few, None, "cpu").option == Backpropagation()
-
-
 @pytest.mark.parametrize("direction", ["forward", "gradient"])
-def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction, monkeypatch):
-    monkeypatch.setattr(rule, "is_automatic", lambda: False)  # by jax 0.10.2
+def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction):
     to_best, to_loops = [], []
     for row in (row for row in rows("cpu/decide", "regret") if row["direction"] == direction):
         chain = of_zoo(row["kind"], row["w"], row["L"], row["batch"])
@@ -217,8 +203,7 @@ def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction, monkeypatc
         name = "sequential"
         if direction == "gradient":
             option = choose_adjoint(chain, None, "cpu").option
-            # Segments were measured as what "auto" takes.
-            name = "auto" if getattr(option, "checkpoint", None) else ON_CPU[option]
+            name = ON_CPU.get(option, "auto")  # the others were measured as what "auto" takes
         seconds = row["seconds"]
         loops = [t for each, t in seconds.items() if each.startswith(("lax.scan", "unrolled"))]
         name = name if name in seconds else "lax.scan"  # the same, where that was not measured
@@ -228,18 +213,20 @@ def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction, monkeypatc
     assert max(to_loops) <= 2
 
 
-def test_a_small_chain_leaves_its_gradient_to_jax_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(rule, "is_automatic", lambda: False)  # by jax 0.10.2
-    # Microseconds by lax.scan and by backpropagation: 18 and 38; 18 and 51; 61 and 55.
-    for width, length, is_small in ((4, 96, True), (8, 32, True), (8, 256, False)):
-        weight, shapes = jnp.ones((width, width), "float32"), SHAPE((length, width), "float32")
-        step = lambda z, x: (jnp.tanh(weight @ z + x), None)  # noqa: B023, E731
-        chain = traced(step, SHAPE((width,), "float32"), shapes, length)
-        found = choose_adjoint(chain, None, "cpu").option
-        assert found == (Autodiff() if is_small else Backpropagation()), width
-    # XLA makes no function of a convolution by itself: 0.2 of the time.
-    conv = choose_adjoint(of_zoo("residual conv", 8, 1024, 1), None, "cpu")
-    assert conv.option == Backpropagation()
+@pytest.mark.parametrize(
+    ("kind", "width", "length", "batch", "expected"),
+    [
+        ("lstm", 32, 256, 8, Backpropagation()),
+        ("tanh", 64, 64, 8, Backpropagation()),  # layers
+        ("lstm", 4, 256, 1, Backpropagation(at_once=False)),
+        ("elementwise", 8, 1024, 1, Backpropagation(at_once=False)),
+        ("gru", 4, 16, 1, Autodiff()),
+    ],
+)
+def test_gradients_are_summed_at_once_where_that_is_worth_compiling(
+    kind, width, length, batch, expected
+):
+    assert choose_adjoint(of_zoo(kind, width, length, batch), None, "cpu").option == expected
 
 
 def test_what_cannot_be_solved_in_parallel_is_left_to_jax():

@@ -39,10 +39,11 @@ EMITTED = b"computation_kernel"  # stands in the code of such a function (jax 0.
 _NAMES = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh broadcast_in_dim cbrt ceil clamp
     concatenate convert_element_type copy copy_p cos cosh div dot_general dynamic_slice
-    dynamic_update_slice eq erf erfc exp exp2 expand_dims expm1 floor gather ge gt integer_pow iota
-    is_finite le log log1p logistic lt max min mul ne neg not or pad pow reduce_and reduce_max
-    reduce_min reduce_or reduce_sum rem reshape rev round rsqrt scatter scatter-add select_n sign
-    sin sinh slice split sqrt square squeeze stack sub tan tanh tile transpose unstack xor
+    dynamic_update_slice eq erf erfc exp exp2 expand_dims expm1 floor gather ge gt integer_pow
+    iota is_finite le log log1p logistic lt max min mul name ne neg not one_minus_square or pad
+    pow reduce_and reduce_max reduce_min reduce_or reduce_sum rem reshape rev round rsqrt
+    scatter scatter-add select_n sign sin sinh slice split sqrt square squeeze stack sub tan
+    tanh tile transpose unstack xor
 """
 CONTAINED = frozenset(_NAMES.split())
 ALIKE = frozenset(("elementwise", "move", "product", "random", "reduction"))

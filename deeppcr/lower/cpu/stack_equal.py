@@ -23,9 +23,9 @@ MOST = 256  # entries of an array that is put into another
 
 def results_stacked(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """The rule, for the results of a loop of derivatives."""
-    if not loop.linear:
-        return loop, operands
     ys = [x.aval for x in loop.outputs]
+    if not loop.linear or all(len(group) == 1 for group in _group_by_type(ys)):
+        return loop, operands
 
     def step(read: Leaves) -> Leaves:
         found = interpret(loop.program, loop.known(read), loop.program.outvars, bind)
