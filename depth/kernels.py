@@ -55,6 +55,11 @@ class Loop:
         test = self.condition.traffic if self.condition else 0
         return self.trips * (self.body.traffic + test)
 
+    @property
+    def compiled(self) -> int:
+        """The kernels of one trip."""
+        return self.body.compiled + (self.condition.compiled if self.condition else 0)
+
 
 @dataclass(frozen=True, eq=False)
 class Choice:
@@ -66,6 +71,11 @@ class Choice:
     def traffic(self) -> int:
         """The bytes of the program with the most."""
         return max(program.traffic for program in self.programs)
+
+    @property
+    def compiled(self) -> int:
+        """The kernels of all programs."""
+        return sum(program.compiled for program in self.programs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +94,11 @@ class Recurrence:
     def traffic(self) -> int:
         """The bytes that it reads and writes."""
         return self.kernel.bytes
+
+    @property
+    def compiled(self) -> int:
+        """The kernels of the loop."""
+        return self.loop.compiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +121,13 @@ class Program:
         """The bytes that all kernels read and write."""
         return sum(count * kernel.bytes for kernel, count in self.kernels) + sum(
             count * part.traffic for part, count in self.parts
+        )
+
+    @property
+    def compiled(self) -> int:
+        """The number of kernels to compile, however often each runs."""
+        return sum(count for _, count in self.kernels) + sum(
+            count * part.compiled for part, count in self.parts
         )
 
     @property

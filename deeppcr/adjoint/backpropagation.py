@@ -24,14 +24,14 @@ class Backpropagation:
     """An `AdjointSolver` that needs no Jacobian blocks: `deeppcr.lower.loop` of linear steps.
 
     Attributes:
-        keeps: see `AdjointSolver`.
         at_once: whether the gradients of arrays are those of many steps at once, which takes less
             time where products are large; else each step adds to them, which compiles faster.
+        keeps: see `AdjointSolver`.
         unroll: the number of steps per trip of its loops, an integer >= 1.
     """
 
-    keeps: bool = False
     at_once: bool = True
+    keeps: bool = False
     unroll: int = 1
 
     def of_part(self, chain: TracedChain) -> "Backpropagation":

@@ -53,9 +53,9 @@ class Results(NamedTuple):
         return cls(list(leaves[:states]), list(leaves[states:own]), list(leaves[own:]))
 
 
-def is_in_order(adjoint: Any, chain: TracedChain) -> bool:
-    """Whether loops on one device, and no kernels, compute the derivatives."""
-    return isinstance(adjoint, Backpropagation) and chain.axis == LOCAL and not kernels_run()
+def is_in_order(chain: TracedChain) -> bool:
+    """Whether loops run on one device, and no kernels in their place."""
+    return chain.axis == LOCAL and not kernels_run()
 
 
 class InOrder(NamedTuple):
@@ -90,7 +90,7 @@ class InOrder(NamedTuple):
                 return next(of_own)
             if leaf is not None:
                 return t[leaf]
-            return zero_tangent(jax.ShapeDtypeStruct((length, *y.aval.shape), y.aval.dtype))
+            return zero_tangent(jnp.zeros((length, *y.aval.shape), y.aval.dtype))
 
         every = [of_output(*each) for each in zip(outputs, same, own, strict=True)]
         return Results(t, every, last)
@@ -118,7 +118,7 @@ class InOrder(NamedTuple):
 
         steps = self.states, chain.inputs, dx
         last, found = self._scan(body, self.moves.enter(self.initial, dz), steps)
-        return Results(*found, last)
+        return Results(found[0], found[1], last)
 
     def pulled(self, given: Results) -> tuple[Leaves, Leaves, Leaves]:
         """The cotangents of the tangents, of the initial state None where it has none."""
@@ -128,7 +128,10 @@ class InOrder(NamedTuple):
         reached = leaves_pulled(self.chain.step, states, outputs)
         if all(reached) and all(outputs):
             return self._pulled(given)
-        here, both = self.of_part(reached, outputs), (partition(each, reached) for each in (g, last))
+        here, both = (
+            self.of_part(reached, outputs),
+            (partition(each, reached) for each in (g, last)),
+        )
         own, end = both
         dz, dx, dc = here._pulled(Results(own, partition(given.outputs, outputs), end))
         of_initial = partition(reached, self.moves.initial)
@@ -223,7 +226,7 @@ class _Role:
     def system(self, operands: Sequence[Any]) -> InOrder:
         """The equations, with their arrays."""
         arrays = jax.tree.unflatten(self.arrays, operands[: self.known])
-        return InOrder(*arrays, self.moves, self.adjoint)
+        return InOrder(arrays[0], arrays[1], self.moves, self.adjoint)
 
     def pushed(self, *operands: Any) -> Leaves:
         """The results."""

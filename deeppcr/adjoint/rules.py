@@ -44,7 +44,6 @@ from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.kept import keeping
 from deeppcr.chain.part import leaves_pulled, part
-from deeppcr.chain.step import Step
 from deeppcr.checks import check_count
 from deeppcr.linear.linear_map import LinearMap, Part, solved
 from deeppcr.lower import each, scan_in_chunks
@@ -211,7 +210,7 @@ def _push(
     dz, dx, dc = tangents
     _, x, c = moves.of(chain)
     reached = moves.results(step)[: step.states]
-    if is_in_order(adjoint, chain) and any(reached):
+    if isinstance(adjoint, Backpropagation) and is_in_order(chain) and any(reached):
         found = InOrder(chain, states, moves, adjoint).tangents(reached, tangents)
         return run, found.states, found.outputs, found.last if run.last else []
     all_outputs = [True] * len(run.outputs)
@@ -370,9 +369,7 @@ def _solve(moves: Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -
     return t
 
 
-def _solve_transposed(
-    moves: Moves, tree: Any, known: Leaves, g: Leaves
-) -> tuple[Leaves, Tangents]:
+def _solve_transposed(moves: Moves, tree: Any, known: Leaves, g: Leaves) -> tuple[Leaves, Tangents]:
     """The adjoint states, and the cotangents of ``v``."""
     system = _System.of(moves, tree, known)
 

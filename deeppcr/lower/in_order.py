@@ -36,19 +36,19 @@ def loop(
     closed, shapes = jax.make_jaxpr(partial(scan), return_shape=True)(carry, xs)
     if closed.effects:  # of steps in order, or of devices that communicate
         return scan(carry, xs)
-    found = _with_loops(closed, jax.tree.leaves((carry, xs)), linear=linear, in_one=in_one)
+    found = _with_loops(closed, jax.tree.leaves((carry, xs)), linear, in_one)
     results: tuple[Any, Any] = jax.tree.unflatten(jax.tree.structure(shapes), found)
     return results
 
 
-def _with_loops(closed: Any, operands: Sequence[Any], **kind: bool) -> Leaves:
+def _with_loops(closed: Any, operands: Sequence[Any], linear: bool, in_one: bool) -> Leaves:
     """The results of a program, its `jax.lax.scan` by `loop_p`."""
     program, values = entered(closed, operands)
     for equation in program.eqns:
         given = [x.val if is_literal(x) else values[x] for x in equation.invars]
         if equation.primitive.name == "scan":
             call_jaxpr = jax.make_jaxpr(partial(bind, equation))(given)
-            found = loop_p.bind(*given, call_jaxpr=call_jaxpr, **kind)
+            found = loop_p.bind(*given, call_jaxpr=call_jaxpr, linear=linear, in_one=in_one)
         else:  # of what stands around it
             found = bind(equation, given)
         values |= dict(zip(equation.outvars, found, strict=True))
@@ -60,8 +60,7 @@ class _LoopPrimitive(Lowered):
 
     def bound(self, closed: Any, operands: Any, params: dict[str, Any]) -> Leaves:
         """See `Lowered`."""
-        kind = {name: params[name] for name in ("linear", "in_one")}
-        return _with_loops(closed, operands, **kind)
+        return _with_loops(closed, operands, params["linear"], params["in_one"])
 
 
 loop_p = _LoopPrimitive("loop")
@@ -177,7 +176,9 @@ class Loop(NamedTuple):
 Lower = Callable[[Loop, Operands], tuple[Leaves, Leaves]]
 
 
-def lowered_by(lower: Lower, *operands: Any, call_jaxpr: Any, **kind: bool) -> Leaves:
+def lowered_by(
+    lower: Lower, *operands: Any, call_jaxpr: Any, linear: bool, in_one: bool = False
+) -> Leaves:
     """The results of a `loop` that ``lower`` runs."""
     program, values = entered(call_jaxpr, operands)
     (equation,) = program.eqns
@@ -185,6 +186,6 @@ def lowered_by(lower: Lower, *operands: Any, call_jaxpr: Any, **kind: bool) -> L
     given = [values[x] for x in equation.invars]
     own = getattr(equation.params["jaxpr"], "consts", ())
     parts = [*given[:consts], *own], given[consts : consts + carry], given[consts + carry :]
-    last, ys = lower(Loop.of(equation, **kind), Operands(*parts))
+    last, ys = lower(Loop.of(equation, linear, in_one), Operands(*parts))
     values |= dict(zip(equation.outvars, [*last, *ys], strict=True))
     return [values[x] for x in program.outvars]

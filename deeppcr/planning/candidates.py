@@ -37,6 +37,7 @@ class Candidate:
         cost: its depth, work and traffic.
         seconds: the time that it takes on the device.
         iterations: of Newton's method; 0 for others.
+        compiling: the seconds that it takes to trace and compile, where that is measured.
     """
 
     method: Method
@@ -44,6 +45,7 @@ class Candidate:
     cost: Cost = dataclasses.field(default_factory=Cost)
     seconds: float = math.inf
     iterations: int = 0
+    compiling: float = math.nan
 
     @property
     def name(self) -> str:
@@ -57,6 +59,8 @@ class Candidate:
             return name
         if isinstance(adjoint, Autodiff) and adjoint.checkpoint:
             return f"{name} / checkpoint {adjoint.checkpoint}"
+        if adjoint == Backpropagation(at_once=False):
+            return f"{name} / {NAMES[Backpropagation]} in one loop"
         unroll = getattr(adjoint, "unroll", 1)
         return f"{name} / {NAMES[type(adjoint)]}" + (f", unroll {unroll}" if unroll > 1 else "")
 
@@ -160,6 +164,7 @@ class Instance:
         gradient = [Candidate(first, adjoint or Autodiff()), Candidate(Sequential(), Autodiff())]
         if not left_to_jax(self.traced):
             gradient += [Candidate(first, Backpropagation())]
+            gradient += [Candidate(first, Backpropagation(at_once=False))]
             gradient += [Candidate(each, Adjoint()) for each in methods]
         return _each_once(forward), _each_once(gradient)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import depth
-from deeppcr.adjoint import Autodiff
+from deeppcr.adjoint import Autodiff, Backpropagation
 from deeppcr.api import solve
 from deeppcr.checks import check_count, folded, unknown_keyword
 from deeppcr.choose import (
@@ -266,6 +266,9 @@ def plan(
         del found["adjoint"]
     elif platform == "cpu" and not (tried or left_to_jax(chain)):
         found["kept"] = kept_by(gradient[0].adjoint, chain)
+    both = (gradient[0], baseline(gradient))
+    ours, plain = (one.cost.program.compiled for one in both)
+    found["compiles"] = f"{ours:,} kernels of a gradient; jax.lax.scan {plain:,}"
     if any(isinstance(each, Newton) for each in methods):
         kind = "exact: Newton's" if linear.is_exact else "not exact: a quasi-Newton"
         at_once = "all" if linear.window == steps else str(linear.window)
@@ -323,7 +326,8 @@ def _predicted(instance: Instance, one: Candidate, device: depth.Device, number:
     with compiled_for(platform), expecting(number):
         jaxpr = jax.make_jaxpr(instance.program(one))(*instance.shapes)
         cost, _ = analyze_loops(jaxpr, {ITERATION: number})
-        is_jax = isinstance(one.method, Sequential) and isinstance(one.adjoint, Autodiff | None)
+        is_plain = isinstance(one.adjoint, Autodiff | None) or one.adjoint == Backpropagation(False)
+        is_jax = isinstance(one.method, Sequential) and is_plain
         if is_jax and platform == "cpu" and is_left_to_xla(instance.traced.step.jaxpr):
             cost = dataclasses.replace(cost, graph=_in_one_function(cost.program))
     trips, time = number * isinstance(one.method, Newton), call_seconds(cost, device)

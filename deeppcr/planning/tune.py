@@ -16,6 +16,7 @@ from deeppcr.sequential import Sequential, kernel_of
 from depth.report import seconds, table
 
 TRIAL = 0.2  # seconds for each pair
+HEAD = ("forward", "a call", "speedup", "to compile")
 LEAST_CALLS, MOST_CALLS = 3, 50  # the first warms up
 
 
@@ -32,7 +33,8 @@ def tune(
     """Time the sensible methods and adjoints on your own arrays, and return the fastest pair.
 
     It compiles some programs and runs each of them for a fifth of a second, forward and gradient,
-    then prints a table: the honest answer to "should I use it?" on this machine.
+    then prints a table: the honest answer to "should I use it?" on this machine. Beside the time of
+    a call, it shows how long tracing and compiling take.
 
     Args:
         program: as in `plan`: a step with ``init`` and ``xs``, a `Chain`, or layers.
@@ -74,16 +76,22 @@ def tune(
     for name, found in zip(("forward", "gradient"), instance.candidates(methods), strict=True):
         timed = _timed(instance, found)
         plain = baseline(timed).seconds
-        ratios = ((each.name, seconds(each.seconds), plain / each.seconds) for each in timed)
-        rows += [(name,), *((f"  {name}", time, f"{ratio:.2f}x") for name, time, ratio in ratios)]
-    print(table((), rows, "<>>"))
+        rows += [(name,)] if rows else []
+        for one in timed:
+            ratio = f"{plain / one.seconds:.2f}x"
+            rows.append((f"  {one.name}", seconds(one.seconds), ratio, seconds(one.compiling)))
+    print(table(HEAD, rows, "<>>>"))
     return timed[0].method, timed[0].adjoint
 
 
 def _timed(instance: Instance, found: list[Candidate]) -> list[Candidate]:
     """The fastest first, each with its minimum of several interleaved calls."""
     arguments, least = (instance.state, instance.chain.inputs), [math.inf] * len(found)
-    compiled = [jax.jit(instance.program(one)).lower(*arguments).compile() for one in found]
+    compiled, compiling = [], list[float]()
+    for one in found:
+        start = time.perf_counter()
+        compiled.append(jax.jit(instance.program(one)).lower(*arguments).compile())
+        compiling.append(time.perf_counter() - start)
     end = time.perf_counter() + TRIAL * len(compiled)
     for k in range(MOST_CALLS):
         for i, run in enumerate(compiled):
@@ -92,5 +100,6 @@ def _timed(instance: Instance, found: list[Candidate]) -> list[Candidate]:
             least[i] = min(least[i], time.perf_counter() - start)
         if k >= LEAST_CALLS and time.perf_counter() > end:
             break
-    timed = map(lambda one, t: dataclasses.replace(one, seconds=t), found, least)
+    numbers = zip(found, least, compiling, strict=True)
+    timed = (dataclasses.replace(one, seconds=t, compiling=first) for one, t, first in numbers)
     return sorted(timed, key=lambda one: one.seconds)

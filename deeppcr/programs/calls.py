@@ -25,7 +25,7 @@ class Later(HoldsProgram):
     effects = frozenset[Any]()
 
     def __init__(self, trace: Callable[[], Any], out_avals: list[Any]) -> None:
-        self._trace, self.out_avals = partial(copy_context().run, trace), out_avals
+        self._trace, self._context, self.out_avals = trace, copy_context(), out_avals
 
     def __repr__(self) -> str:
         return f"{len(self.out_avals)} results"
@@ -33,7 +33,7 @@ class Later(HoldsProgram):
     @cached_property
     def closed(self) -> Any:
         """The program."""
-        return self._trace()
+        return self._context.run(self._trace)
 
     @property
     def program(self) -> Program:

@@ -260,7 +260,9 @@ def sampler(steps: int) -> Program:
     """A DDIM sampler with an MLP, differentiated by its noise."""
     keys = jax.random.split(jax.random.key(5), 4)
     sizes = [(16 + 32, 128), (128, 128), (128, 16)]
-    weights = [normal(key, *size) / math.sqrt(size[0]) for key, size in zip(keys[:3], sizes, strict=True)]
+    weights = [
+        normal(key, *size) / math.sqrt(size[0]) for key, size in zip(keys[:3], sizes, strict=True)
+    ]
     signal = np.linspace(0.9999, 0.02, steps + 1, dtype=np.float32)[::-1]
     levels = jnp.asarray(signal[:-1].copy()), jnp.asarray(signal[1:].copy())
 

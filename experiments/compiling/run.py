@@ -98,7 +98,7 @@ def stages(title: str, effort: Effort, builds: int) -> Iterator[Row]:
     errors = {name: _error(call(), expected) for name, call in calls.items()}
     timings = interleave(calls, effort)
     for name, each in found.items():
-        row = {"part": "programs", "title": title, "jax": version(), "program": name}
+        row: Row = {"part": "programs", "title": title, "jax": version(), "program": name}
         row |= {"seconds": each.total, "over lax.scan": each.total / found[SCAN].total}
         row |= {"trace s": each.trace, "lower s": each.lower, "compile s": each.compile}
         llvm = seconds_of_llvm(functions[name], program.parameters)
@@ -164,6 +164,4 @@ def main(argv: list[str]) -> None:
         jobs += [partial(measured, "layers", length) for length in lengths]
     if "training" in options.parts:
         jobs.append(partial(measured, "training", *((4, 20) if quick else (16, 200))))
-    command.run(
-        options, jobs, TABLES, summary=summary, pictures=pictures, together=("programs",)
-    )
+    command.run(options, jobs, TABLES, summary=summary, pictures=pictures, together=("programs",))

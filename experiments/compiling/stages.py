@@ -5,6 +5,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +40,8 @@ class Stages(NamedTuple):
         times.append(time.process_time())
         call = lowered.compile()
         times.append(time.process_time())
-        each = (after - before for before, after in zip(times, times[1:], strict=False))
-        return cls(*each, call)
+        trace, lower, last = (after - before for before, after in pairwise(times))
+        return cls(trace, lower, last, call)
 
     @property
     def total(self) -> float:

@@ -38,7 +38,9 @@ def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     are computed once: see `materialised`.
     """
     program = loop.program
-    if not any(is_small_product(each) or each.primitive.name in CUTS for each in equations(program)):
+    if not any(
+        is_small_product(each) or each.primitive.name in CUTS for each in equations(program)
+    ):
         return loop, operands
     moved, one = moved_by(program, program.invars[: loop.states]), unknown_one()
 
