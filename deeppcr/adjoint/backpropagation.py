@@ -26,7 +26,7 @@ class Backpropagation:
     Attributes:
         at_once: whether the gradients of arrays are those of many steps at once, which takes less
             time where products are large; else each step adds to them, which compiles faster.
-        keeps: see `AdjointSolver`.
+        keeps: whether the loop of the states keeps what the derivative reads.
         unroll: the number of steps per trip of its loops, an integer >= 1.
     """
 
@@ -75,8 +75,8 @@ class Backpropagation:
         def body(mu: Leaves, at: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
             state, inputs, g_l = at
             lam = add(g_l, mu)
-            step = partial(chain.step.with_kept, inputs=inputs, captured=chain.captured)
-            return pullback(step, chain.step.kept_of(inputs), state)(lam)[0], lam
+            step = partial(chain.step, inputs=inputs, captured=chain.captured)
+            return pullback(step, state)(lam)[0], lam
 
         axis, steps = chain.axis.reversed, (states, chain.inputs, g)
         mu, lam = axis.scan(body, enter, steps, unroll=self.unroll, linear=True)

@@ -157,7 +157,6 @@ class JacobianAdjoint:
     window: int
     option: Adjoint | None
 
-    @property
     def keeps(self) -> bool:
         """See `AdjointSolver`: its blocks are those of all steps, by the states alone."""
         return False
@@ -235,7 +234,7 @@ class JacobianAdjoint:
             is_right, left = self._by_exact(system, blocks, solve, solver.multiplies(blocks))
             return unless(is_right, unflattened(*left), by_steps)
         if transposed:
-            pull = pullback(chain.with_kept, chain.kept, states)
+            pull = pullback(chain, states)
 
         def products(v: Array) -> Array:
             vector = layout.unflatten(v)
@@ -281,7 +280,7 @@ def _product(
     inputs, step = at(chain.inputs), chain.step
     layout, state, vector = chain.layout, at(states), chain.layout.unflatten(v)
     if transposed:
-        own = partial(step.with_kept, inputs=inputs, captured=chain.captured)
-        return layout.flatten(pullback(own, step.kept_of(inputs), state)(vector)[0])
+        own = partial(step, inputs=inputs, captured=chain.captured)
+        return layout.flatten(pullback(own, state)(vector)[0])
     after = partial(step, inputs=inputs, captured=chain.captured)
     return layout.flatten(jax.jvp(after, (state,), (vector,))[1])

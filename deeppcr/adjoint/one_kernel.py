@@ -63,8 +63,8 @@ class _Recurrence(NamedTuple):
             rest = iter(leaves)
             mu, z, x, g_l = ([next(rest) for _ in range(count)] for count in counts)
             captured = list(rest)
-            at = partial(chain.step.with_kept, inputs=x, captured=captured)
-            found: Leaves = pullback(at, chain.step.kept_of(x), z)(add(g_l, mu))[0]
+            at = partial(chain.step, inputs=x, captured=captured)
+            found: Leaves = pullback(at, z)(add(g_l, mu))[0]
             return found
 
         closed = jax.make_jaxpr(step)(*enter, *map(of_step, inputs), *chain.captured)
@@ -114,7 +114,7 @@ def by_windows(otherwise: Callable[[], Pulled], own: _Recurrence) -> Leaves:
     chain, count = own.chain, len(own.enter)
 
     def leaves(*_: Array) -> Leaves:
-        at = pullback(chain.with_kept, chain.kept, own.inputs[:count])
+        at = pullback(chain, own.inputs[:count])
         mu: Leaves = at(otherwise()[0])[0]
         none = jnp.int32(0), jnp.int32(chain.length), jnp.zeros((), chain.layout.dtype)
         return [*mu, *none]

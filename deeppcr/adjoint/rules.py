@@ -34,15 +34,14 @@ from jax.sharding import PartitionSpec as P
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.custom_vjp import differentiated
-from deeppcr.adjoint.in_order import InOrder, is_in_order
+from deeppcr.adjoint.in_order import is_in_order, push_in_order
 from deeppcr.adjoint.jacobian import Adjoint
 from deeppcr.adjoint.moves import Moves, Tangents, parts
-from deeppcr.adjoint.transposed import jvp, moving, pullback
+from deeppcr.adjoint.transposed import moving, pullback
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.kept import keeping
 from deeppcr.chain.part import leaves_pulled, part
 from deeppcr.checks import check_count
 from deeppcr.linear.linear_map import LinearMap, Part, solved
@@ -61,10 +60,6 @@ class AdjointSolver(Protocol):
 
     ``A_l = df/dz(z_{l-1})`` at known states ``z_0 .. z_{L-1}``. A pytree.
     """
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the loop of the states keeps what the derivative reads."""
 
     def of_part(self, chain: TracedChain) -> "AdjointSolver | None":
         """The same for some leaves of the state; None if it is bound to all of them."""
@@ -196,38 +191,29 @@ def _push(
     if isinstance(adjoint, Autodiff):
         return adjoint.push(partial(solve, chain), chain, moves, tangents)
     step, own = differentiated(chain.step)
-    values = keeping(chain) if adjoint.keeps and step is own is chain.step else None
-    if values:
-        step, own = values.derivative, values.forward
+    reached = moves.results(step)[: step.states]
+    if isinstance(adjoint, Backpropagation) and is_in_order(chain) and any(reached):
+        return push_in_order(adjoint, solve, chain, moves, reached, tangents)
     run = solve(dataclasses.replace(chain, step=own))
     chain = dataclasses.replace(chain, step=step)
-    if values:
-        count = len(run.outputs) - len(step.kept)
-        chain = dataclasses.replace(chain, inputs=[*chain.inputs, *run.outputs[count:]])
-        run = dataclasses.replace(run, outputs=run.outputs[:count])
-        moves = moves.of_part([True] * step.states, len(step.kept))
     states, after = chain.before(chain.initial, run.trajectory), run.trajectory
     dz, dx, dc = tangents
     _, x, c = moves.of(chain)
-    reached = moves.results(step)[: step.states]
-    if isinstance(adjoint, Backpropagation) and is_in_order(chain) and any(reached):
-        found = InOrder(chain, states, moves, adjoint).tangents(reached, tangents)
-        return run, found.states, found.outputs, found.last if run.last else []
     all_outputs = [True] * len(run.outputs)
     equations = _Equations(moves, chain, states, adjoint)
     kept = equations.of_part(reached, all_outputs)
     if kept is None:
         kept, reached = equations, [any(reached)] * step.states
 
-    def outputs(x: Leaves, c: Leaves, z: Leaves, moved: Leaves) -> tuple[Leaves, Leaves]:
+    def outputs(x: Leaves, c: Leaves, z: Leaves, moved: Leaves) -> Leaves:
         here = combine(states, reached, z), combine(after, reached, moved)
-        return moves.put(chain, x, c).outputs_with_kept(*here)
+        return moves.put(chain, x, c).outputs(*here)
 
     # Outputs may move where no state does, as by the weights of a readout.
     t = solved(*kept.linear_map(), kept.zeros_and(tangents)) if any(reached) else []
     starts = kept.chain.before(kept.moves.enter(kept.chain.initial, dz), t) if t else []
     primals = x, c, partition(states, reached), partition(after, reached)
-    by_outputs = jvp(outputs, chain.kept)(primals, (dx, dc, starts, t))[1]
+    by_outputs: Leaves = jax.jvp(outputs, primals, (dx, dc, starts, t))[1]
     t = combine([jnp.zeros_like(z) for z in after], reached, t)
     return run, t, by_outputs, list(map(last_of, t)) if run.last else []
 
@@ -378,7 +364,7 @@ def _solve_transposed(moves: Moves, tree: Any, known: Leaves, g: Leaves) -> tupl
         index, z, inputs, g = part
         here, put, primals = system.steps(index, inputs)
         lam, leave = system.backward(here, z, g, enter)
-        pull = pullback(lambda x, c: put(x, c).with_kept(z), here.kept, *primals)
+        pull = pullback(lambda x, c: put(x, c)(z), *primals)
         from_x, from_c = each(pull)(lam)
         return (leave, add(totals, from_c)), (lam, from_x)
 

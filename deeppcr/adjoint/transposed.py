@@ -13,8 +13,6 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.partition import partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.linear.linear_map import LinearMap, solved
-from deeppcr.lower import bounded
-from depth.jaxprs import bind, entered, interpret
 
 
 def transposed_by(
@@ -44,36 +42,12 @@ def transposed_by(
     return pushed
 
 
-Function = Callable[..., tuple[Leaves, Leaves]]
-
-
-def jvp(f: Function, kept: Leaves) -> Callable[..., tuple[Leaves, Leaves, Leaves]]:
-    """`jax.jvp` of ``f(*primals) -> (results, values)``: results, their tangents, and values.
-
-    ``kept``: the values, which are not computed where tangents read them; none if it is empty.
-    """
-    plain = partial(jax.jvp, f, has_aux=True)  # new each time, so that jax caches nothing for it
-    return partial(_with_values, plain, kept) if kept else plain
-
-
-def _with_values(
-    plain: Function, kept: Leaves, primals: Sequence[Leaves], t: Sequence[Leaves]
-) -> tuple[Leaves, Leaves, Leaves]:
-    closed, shapes = jax.make_jaxpr(plain, return_shape=True)(primals, t)
-    program, known = entered(closed, jax.tree.leaves((primals, t)))
-    count = len(shapes[0])
-    values = dict(zip(program.outvars[2 * count :], kept, strict=True))
-    for equation in program.eqns:
-        known |= {y: bounded(values[y], equation) for y in equation.outvars if y in values}
-    return [], interpret(program, known, program.outvars[count : 2 * count], bind), kept
-
-
-def pullback(f: Function, kept: Leaves, *primals: Leaves) -> Callable[[Leaves], tuple[Leaves, ...]]:
-    """``lam -> J^T lam`` for the derivative J of `jvp`, a part for each of the primals.
+def pullback(f: Callable[..., Leaves], *primals: Leaves) -> Callable[[Leaves], tuple[Leaves, ...]]:
+    """``lam -> J^T lam`` for the derivative J of ``f``, a part for each of the primals.
 
     `jax.vjp`, which linearises equation by equation, takes twice as long to trace (jax 0.10, 0.12).
     """
-    return jax.linear_transpose(lambda *t: jvp(f, kept)(primals, t)[1], *primals)
+    return jax.linear_transpose(lambda *t: jax.jvp(f, primals, t)[1], *primals)
 
 
 def moving(leaves: Leaves, tangents: Sequence[Any]) -> tuple[list[bool], Leaves]:

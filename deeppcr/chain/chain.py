@@ -143,18 +143,6 @@ class TracedChain:
         after: Leaves = self.axis.each(step, 2)(states, self.inputs, self.captured)
         return after
 
-    def with_kept(self, states: Leaves) -> tuple[Leaves, Leaves]:
-        """See `Step`, for all l at once."""
-        step = partial(self.step.with_kept, replace=self.step.at_once)
-        run = self.axis.each(jax.vmap(step, in_axes=(0, 0, None)), 2)
-        found: tuple[Leaves, Leaves] = run(states, self.inputs, self.captured)
-        return found
-
-    @property
-    def kept(self) -> Leaves:
-        """The values that are kept of all steps."""
-        return self.step.kept_of(self.inputs)
-
     def evaluate(self, vectors: Array) -> Array:
         """`__call__` for states as vectors ``[L, *batch, w]``."""
         return self.layout.flatten(self(self.layout.unflatten(vectors)))
@@ -166,13 +154,8 @@ class TracedChain:
 
     def outputs(self, states: Leaves, after: Leaves) -> Leaves:
         """The outputs of all steps, from ``z_0 .. z_{L-1}`` and ``z_1 .. z_L``."""
-        return self.outputs_with_kept(states, after)[0]
-
-    def outputs_with_kept(self, states: Leaves, after: Leaves) -> tuple[Leaves, Leaves]:
-        """See `Step`, for all l at once."""
-        outputs = jax.vmap(self.step.outputs_with_kept, in_axes=(0, 0, 0, None))
-        run = self.axis.each(outputs, 3)
-        found: tuple[Leaves, Leaves] = run(states, self.inputs, after, self.captured)
+        outputs = jax.vmap(self.step.outputs, in_axes=(0, 0, 0, None))
+        found: Leaves = self.axis.each(outputs, 3)(states, self.inputs, after, self.captured)
         return found
 
     def before(self, initial: Leaves, after: Leaves) -> Leaves:

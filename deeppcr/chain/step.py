@@ -116,8 +116,7 @@ class Step:
     def __post_init__(self) -> None:
         program = self.evaluated
         known = {*program.invars, *program.constvars}
-        kept = [value for value, _ in self.kept]
-        order = Order.of(program, known, [*program.outvars[: self.states], *kept])
+        order = Order.of(program, known, program.outvars[: self.states])
         object.__setattr__(self, "_variables", [*program.invars, *program.constvars])
         object.__setattr__(self, "_order", order)
         live = Order(needed(self.looped, known, program.outvars), set(), {})
@@ -245,19 +244,6 @@ class Step:
         wanted = self.evaluated.outvars[: self.states]
         return evaluate(self.evaluated, known, wanted, replace, self._order)
 
-    def with_kept(
-        self,
-        state: Leaves,
-        inputs: Leaves,
-        captured: Leaves,
-        replace: Replacement | None = None,
-    ) -> tuple[Leaves, Leaves]:
-        """The next state, and the values that are kept, computed again: see `jvp`."""
-        known, program = self._known(state, inputs, captured), self.evaluated
-        wanted = [*program.outvars[: self.states], *(value for value, _ in self.kept)]
-        found = evaluate(program, known, wanted, replace, self._order)
-        return found[: self.states], found[self.states :]
-
     def kept_of(self, inputs: Leaves) -> Leaves:
         """The values that are kept, among the inputs."""
         values = dict(zip(self.jaxpr.invars[self.states :], inputs, strict=True))
@@ -276,20 +262,11 @@ class Step:
 
         For programs that evaluate many steps at once.
         """
-        return self.outputs_with_kept(state, inputs, after, captured)[0]
-
-    def outputs_with_kept(
-        self, state: Leaves, inputs: Leaves, after: Leaves, captured: Leaves
-    ) -> tuple[Leaves, Leaves]:
-        """The outputs, and the values that are kept, computed again: see `jvp`."""
         known = self._known(state, inputs, captured)
         for variable, value in zip(self.evaluated.outvars[: self.states], after, strict=True):
             if not is_literal(variable):  # a literal is its own value
                 known.setdefault(variable, value)
-        outputs = self.evaluated.outvars[self.states :]
-        wanted = [*outputs, *(value for value, _ in self.kept)]
-        found = evaluate(self.evaluated, known, wanted, self.at_once)
-        return found[: len(outputs)], found[len(outputs) :]
+        return evaluate(self.evaluated, known, self.evaluated.outvars[self.states :], self.at_once)
 
     def as_function(self, captured: Leaves) -> Callable[[Any, Any], tuple[Any, Any]]:
         """The step as a function of pytrees, ``(state, input) -> (state, outputs)``."""
