@@ -40,18 +40,21 @@ from deeppcr.programs.terms import products_of
 from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential, kernel_of
 from deeppcr.structure import find_structure
-from depth.counts import ceil_log2, nbytes
-from depth.jaxprs import called, equations, is_literal, moved_by
+from depth.counts import ceil_log2, nbytes, size
+from depth.jaxprs import equations, is_literal, moved_by
 from depth.primitives import primitive
 
 ON_CPUS = "on a CPU the fastest for most chains; deeppcr.tune measures"
 
 # Gradients of arrays are computed at once from so many operations of products with matrices of so
-# many bytes on, for each pair of equations of a step: the compiler takes so long for these. LSTM,
+# many entries on, for each pair of operations of a step: the compiler takes so long for these. LSTM,
 # 32 units, batch 16, 200 steps, 470 thousand: 0.7 to 0.8 of the time, and 1.2 of that to compile;
 # 5 LSTMs with `jax.checkpoint`, 2.3 thousand: 0.7 and 2 (jax 0.10.2 and 0.12.0).
-WORTH, MATRIX = 2500, 256
-FEW = 16  # steps up to which nothing is gained otherwise: the smoother of a pendulum: 0.7 and 1
+WORTH, MATRIX = 2500, 64
+WIDE = 1 << 16  # bytes of a state from which on any product counts: filters of 3 x 4 x 4: 0.5
+# Of so few steps for its operations a chain gains nothing: the smoother of a pendulum, 12 steps of
+# 180 operations, takes 0.7 of the time by jax (jax 0.12.0).
+FEW = 8
 
 # Bytes of the states of all steps from which on a CPU leaves the derivative to jax, if that keeps
 # of a step less than so much of its state. Entries of a buffer: 0; linear attention, 16 x 64: 0.1.
@@ -241,8 +244,8 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
             return Choice(Autodiff(), {}, "on a CPU, for large states and little work")
         if multiplies_much(chain):
             return Choice(Backpropagation(), {}, ON_CPUS)
-        if chain.length <= FEW:
-            return Choice(Autodiff(), {}, "on a CPU, for few steps and little work")
+        if FEW * chain.length <= chain.step.operations:
+            return Choice(Autodiff(), {}, "on a CPU, for few steps of many operations")
         reason = "on a CPU, for little work: it compiles faster"
         return Choice(Backpropagation(at_once=False), {}, reason)
     times = {"loop": BACKWARD * loop_seconds(chain), "blocks": solve_seconds(chain)}
@@ -261,17 +264,17 @@ def multiplies_much(chain: TracedChain) -> bool:
     """Whether the gradients of arrays take less time at once, enough to compile them apart."""
     program = chain.step.jaxpr
     moved = moved_by(program, program.invars[: chain.step.states])
+    least = MATRIX if chain.step.state_bytes < WIDE else 1
 
     def of_matrix(equation: Any) -> bool:
         atoms = (x for x in equation.invars if not is_literal(x) and x not in moved)
-        return any(nbytes(x) >= MATRIX for x in atoms)
+        return any(size(x) >= least for x in atoms)
 
     work = 0
     for each in program.eqns:
         if primitive(each).kind != "product" or of_matrix(each):
             work += products_of(program._replace(eqns=[each]))
-    count = sum(1 for each in equations(program) if called(each) is None)
-    return chain.length * work >= WORTH * count**2
+    return chain.length * work >= WORTH * chain.step.operations**2
 
 
 def reads_little(chain: TracedChain) -> bool:

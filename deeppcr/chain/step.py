@@ -40,6 +40,8 @@ from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
     Replacement,
+    called,
+    equations,
     is_literal,
     is_reference,
     needed,
@@ -190,6 +192,11 @@ class Step:
         """
         ends = *self.jaxpr.invars[: self.states], *self.jaxpr.outvars
         return all(varying_axes(x.aval) >= self.varies for x in ends)
+
+    @cached_property
+    def operations(self) -> int:
+        """The number of equations, those of calls included."""
+        return sum(1 for each in equations(self.jaxpr) if called(each) is None)
 
     @cached_property
     def state_bytes(self) -> int:

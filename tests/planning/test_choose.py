@@ -220,7 +220,7 @@ def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction):
         ("tanh", 64, 64, 8, Backpropagation()),  # layers
         ("lstm", 4, 256, 1, Backpropagation(at_once=False)),
         ("elementwise", 8, 1024, 1, Backpropagation(at_once=False)),
-        ("gru", 4, 16, 1, Autodiff()),
+        ("residual conv", 8, 256, 64, Backpropagation(at_once=False)),
     ],
 )
 def test_gradients_are_summed_at_once_where_that_is_worth_compiling(
