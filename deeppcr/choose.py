@@ -51,7 +51,7 @@ ON_CPUS = "on a CPU the fastest for most chains; deeppcr.tune measures"
 # 32 units, batch 16, 200 steps, 470 thousand: 0.7 to 0.8 of the time, and 1.2 of that to compile;
 # 5 LSTMs with `jax.checkpoint`, 2.3 thousand: 0.7 and 2 (jax 0.10.2 and 0.12.0).
 WORTH, MATRIX = 2500, 64
-WIDE = 1 << 16  # bytes of a state from which on any product counts: filters of 3 x 4 x 4: 0.5
+WIDE = 1 << 14  # bytes of a state from which on any product counts: filters of 3 x 4 x 4: 0.5
 # Of so few steps for its operations a chain gains nothing: the smoother of a pendulum, 12 steps of
 # 180 operations, takes 0.7 of the time by jax (jax 0.12.0).
 FEW = 8
