@@ -47,8 +47,8 @@ from depth.primitives import primitive
 ON_CPUS = "on a CPU the fastest for most chains; deeppcr.tune measures"
 
 # Gradients of arrays are computed at once from so many operations of products with matrices of so
-# many entries on, for each pair of operations of a step: the compiler takes so long for these. LSTM,
-# 32 units, batch 16, 200 steps, 470 thousand: 0.7 to 0.8 of the time, and 1.2 of that to compile;
+# many entries on, for each pair of operations of a step: the compiler takes so long for these.
+# LSTM, 32 units, batch 16, 200 steps, 470 thousand: 0.7 of the time, and 1.2 of that to compile;
 # 5 LSTMs with `jax.checkpoint`, 2.3 thousand: 0.7 and 2 (jax 0.10.2 and 0.12.0).
 WORTH, MATRIX = 2500, 64
 WIDE = 1 << 14  # bytes of a state from which on any product counts: filters of 3 x 4 x 4: 0.5

@@ -18,7 +18,6 @@ from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint.backpropagation import Backpropagation
-from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.moves import Moves, Tangents
 from deeppcr.adjoint.tangents import StepTangents
 from deeppcr.arrays.avals import abstract, like, varying_axes
@@ -26,11 +25,9 @@ from deeppcr.arrays.partition import combine, floating, partition, zero_tangent
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.kept import keeping
 from deeppcr.chain.part import leaves_pulled, part
 from deeppcr.lower import each, kernels_run, scan_in_chunks
 from deeppcr.programs.calls import Call, Later
-from deeppcr.solution import Run
 
 Both = tuple[Leaves, Leaves]  # of the states, of the outputs
 Given = list[Any]  # cotangents, None for zeros
@@ -59,31 +56,6 @@ class Results(NamedTuple):
 def is_in_order(chain: TracedChain) -> bool:
     """Whether loops run on one device, and no kernels in their place."""
     return chain.axis == LOCAL and not kernels_run()
-
-
-def push_in_order(
-    adjoint: Backpropagation,
-    solve: Callable[[TracedChain], Run],
-    chain: TracedChain,
-    moves: Moves,
-    reached: Sequence[bool],
-    tangents: Tangents,
-) -> tuple[Run, Leaves, Leaves, Leaves]:
-    """See `deeppcr.adjoint.rules.pushes`; ``reached``: the leaves of a state that have tangents."""
-    step, own = differentiated(chain.step)
-    values = keeping(chain) if adjoint.keeps and step is own is chain.step else None
-    if values:
-        step, own = values.derivative, values.forward
-    run = solve(dataclasses.replace(chain, step=own))
-    chain = dataclasses.replace(chain, step=step)
-    if values:
-        count = len(run.outputs) - len(step.kept)
-        chain = dataclasses.replace(chain, inputs=[*chain.inputs, *run.outputs[count:]])
-        run = dataclasses.replace(run, outputs=run.outputs[:count])
-        moves = moves.of_part([True] * step.states, len(step.kept))
-    states = chain.before(chain.initial, run.trajectory)
-    found = InOrder(chain, states, moves, adjoint).tangents(reached, tangents)
-    return run, found.states, found.outputs, found.last if run.last else []
 
 
 class InOrder(NamedTuple):

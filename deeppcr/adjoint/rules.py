@@ -34,7 +34,7 @@ from jax.sharding import PartitionSpec as P
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.custom_vjp import differentiated
-from deeppcr.adjoint.in_order import is_in_order, push_in_order
+from deeppcr.adjoint.in_order import InOrder, is_in_order
 from deeppcr.adjoint.jacobian import Adjoint
 from deeppcr.adjoint.moves import Moves, Tangents, parts
 from deeppcr.adjoint.transposed import moving, pullback
@@ -42,6 +42,7 @@ from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.kept import keeping
 from deeppcr.chain.part import leaves_pulled, part
 from deeppcr.checks import check_count
 from deeppcr.linear.linear_map import LinearMap, Part, solved
@@ -192,11 +193,19 @@ def _push(
         return adjoint.push(partial(solve, chain), chain, moves, tangents)
     step, own = differentiated(chain.step)
     reached = moves.results(step)[: step.states]
-    if isinstance(adjoint, Backpropagation) and is_in_order(chain) and any(reached):
-        return push_in_order(adjoint, solve, chain, moves, reached, tangents)
-    run = solve(dataclasses.replace(chain, step=own))
+    loops = adjoint if isinstance(adjoint, Backpropagation) and is_in_order(chain) else None
+    values = None
+    if loops and loops.keeps and any(reached) and step is own is chain.step:
+        values = keeping(chain)
+    run = solve(dataclasses.replace(chain, step=values.forward if values else own))
     chain = dataclasses.replace(chain, step=step)
+    if values:
+        chain, run = values.split(chain, run)
+        moves = moves.of_part([True] * step.states, len(chain.step.kept))
     states, after = chain.before(chain.initial, run.trajectory), run.trajectory
+    if loops and any(reached):
+        found = InOrder(chain, states, moves, loops).tangents(reached, tangents)
+        return run, found.states, found.outputs, found.last if run.last else []
     dz, dx, dc = tangents
     _, x, c = moves.of(chain)
     all_outputs = [True] * len(run.outputs)

@@ -63,6 +63,13 @@ class Kept(NamedTuple):
     forward: Step
     derivative: Step
 
+    def split(self, chain: TracedChain, run: Any) -> tuple[TracedChain, Any]:
+        """The chain of the derivative, and the run of the loop without the values."""
+        count = len(run.outputs) - len(self.derivative.kept)
+        inputs = [*chain.inputs, *run.outputs[count:]]
+        own = dataclasses.replace(run, outputs=run.outputs[:count])
+        return dataclasses.replace(chain, step=self.derivative, inputs=inputs), own
+
     @property
     def sizes(self) -> list[int]:
         """The bytes of each value that is none of the next state, which is kept anyway."""

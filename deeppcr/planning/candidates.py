@@ -60,7 +60,7 @@ class Candidate:
         if isinstance(adjoint, Autodiff) and adjoint.checkpoint:
             return f"{name} / checkpoint {adjoint.checkpoint}"
         if adjoint == Backpropagation(at_once=False):
-            return f"{name} / {NAMES[Backpropagation]} in one loop"
+            return f"{name} / one loop"
         unroll = getattr(adjoint, "unroll", 1)
         return f"{name} / {NAMES[type(adjoint)]}" + (f", unroll {unroll}" if unroll > 1 else "")
 

@@ -266,9 +266,6 @@ def plan(
         del found["adjoint"]
     elif platform == "cpu" and not (tried or left_to_jax(chain)):
         found["kept"] = kept_by(gradient[0].adjoint, chain)
-    both = (gradient[0], baseline(gradient))
-    ours, plain = (one.cost.program.compiled for one in both)
-    found["compiles"] = f"{ours:,} kernels of a gradient; jax.lax.scan {plain:,}"
     if any(isinstance(each, Newton) for each in methods):
         kind = "exact: Newton's" if linear.is_exact else "not exact: a quasi-Newton"
         at_once = "all" if linear.window == steps else str(linear.window)
@@ -278,6 +275,10 @@ def plan(
             "window": f"{at_once} steps at once" + (linear.reason and f": {linear.reason}"),
             "iterations": f"{number} ({source})",
         }
+    if platform == "cpu":
+        both = gradient[0], baseline(gradient)
+        ours, plain = (one.cost.program.compiled for one in both)
+        found["compiles"] = f"{ours:,} kernels of a gradient; jax.lax.scan {plain:,}"
     is_list = instance.name == "x" and not isinstance(program, Repeated)
     if note := OF_LIST * (is_list and platform == "cpu") or obstacle() * (platform == "cuda"):
         found["note"] = note

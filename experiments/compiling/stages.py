@@ -57,6 +57,7 @@ class Stages(NamedTuple):
 
 def seconds_of_llvm(f: Callable[..., Any], *args: Any) -> float | None:
     """The wall-clock seconds of the tasks of LLVM in a compilation; None if a profile has none."""
+    jax.clear_caches()
     lowered = jax.jit(f).lower(*args)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

@@ -332,7 +332,7 @@ def test_tune_times_what_is_sensible_and_returns_a_pair(capsys):
     chain, z0 = CHAINS["gru"]
     method, adjoint = deeppcr.tune(chain, z0)
     printed = capsys.readouterr().out
-    assert printed.splitlines()[0] == "forward"
+    assert printed.split()[:6] == ["forward", "a", "call", "speedup", "to", "compile"]
     for part in printed.split("gradient"):  # the fastest first
         speedups = list(map(float, re.findall(r"([\d.]+)x", part)))
         assert 1 in speedups == sorted(speedups, reverse=True)
