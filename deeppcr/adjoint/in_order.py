@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
@@ -21,7 +22,7 @@ from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.moves import Moves, Tangents
 from deeppcr.adjoint.tangents import StepTangents
 from deeppcr.arrays.avals import abstract, like, varying_axes
-from deeppcr.arrays.partition import combine, floating, partition, zero_tangent
+from deeppcr.arrays.partition import combine, floating, partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
@@ -90,7 +91,7 @@ class InOrder(NamedTuple):
                 return next(of_own)
             if leaf is not None:
                 return t[leaf]
-            return zero_tangent(jnp.zeros((length, *y.aval.shape), y.aval.dtype))
+            return np.zeros((length, *y.aval.shape), jax.dtypes.float0)
 
         every = [of_output(*each) for each in zip(outputs, same, own, strict=True)]
         return Results(t, every, last)

@@ -22,6 +22,13 @@ def readout(w, z, x):
     return new, jnp.sum(new @ w.T, -1)
 
 
+def keys_out(w, carry, x):
+    key, z = carry
+    key, used = jax.random.split(key)
+    z = jnp.tanh(z @ w + x) * jax.random.uniform(used, (BATCH, N))
+    return (key, z), {"key": used, "flag": z.sum() > 0, "y": z.sum(-1)}
+
+
 def partly_read(w, carry, x):
     count, (long, short), total = carry
     long, short = jnp.tanh(long @ w + x), short * jnp.cos(long)
@@ -61,6 +68,7 @@ def constant_leaf(w, carry, x):
 
 STEPS = {
     "readout": (readout, Z, XS),
+    "keys out": (keys_out, (jax.random.key(0), Z), XS),
     "partly read": (partly_read, (0, (Z, Z + 1), 0.5), XS),
     "loop inside": (loop_inside, Z, XS),
     "looked up": (looked_up, Z, XS),
