@@ -279,8 +279,12 @@ def multiplies_much(chain: TracedChain) -> bool:
 
 def reads_little(chain: TracedChain) -> bool:
     """Whether the states of all steps are large, and jax's derivative keeps little of them."""
-    state = chain.step.state_bytes
-    return chain.length * state >= STATES and chain.step.bytes_kept_by_jax <= PART * state
+    step, state = chain.step, chain.step.state_bytes
+    if chain.length * state < STATES:
+        return False
+    results = ((primitive(each), y) for each in equations(step.jaxpr) for y in each.outvars)
+    least = sum(nbytes(y) for known, y in results if known.transcendental)  # each is kept
+    return least <= PART * state and step.bytes_kept_by_jax <= PART * state
 
 
 def segment(chain: TracedChain) -> int:
@@ -288,11 +292,11 @@ def segment(chain: TracedChain) -> int:
 
     That takes less time if to keep what the derivative reads is more work than the steps are.
     """
-    length, program = chain.length, chain.step.jaxpr
+    length = chain.length
     if chain.axis.size > 1 or length <= MOST_AGAIN or chain.step.state_bytes < LARGE // 4:
         return 0
-    most = sum(nbytes(y) for each in equations(program) for y in each.outvars)
-    if length * most < TRAFFIC_FROM or not is_traffic(chain, LARGE // 4):
+    small = length * chain.step.bytes_of_results < TRAFFIC_FROM
+    if small or not is_traffic(chain, LARGE // 4):
         return 0
     kept = chain.step.bytes_kept_by_jax
     if length * kept < TRAFFIC_FROM:
@@ -303,11 +307,10 @@ def segment(chain: TracedChain) -> int:
 
 def is_traffic(chain: TracedChain, least: int) -> bool:
     """Whether a step is memory traffic more than work, with a state of so many bytes or more."""
-    state = chain.step.state_bytes
-    if state < least:
+    step, state, work = chain.step, chain.step.state_bytes, products_of(chain.step.jaxpr)
+    if state < least or work > WORK * 2 * step.bytes_of_results:  # of which it keeps a part
         return False
-    kept = chain.step.bytes_kept_by_jax
-    return kept <= TIMES * state and products_of(chain.step.jaxpr) <= WORK * kept
+    return step.bytes_kept_by_jax <= TIMES * state and work <= WORK * step.bytes_kept_by_jax
 
 
 def has_layers(chain: TracedChain) -> bool:

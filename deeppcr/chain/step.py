@@ -204,6 +204,11 @@ class Step:
         return sum(map(nbytes, self.jaxpr.invars[: self.states]))
 
     @cached_property
+    def bytes_of_results(self) -> int:
+        """The bytes of the results of all equations, each once."""
+        return sum(nbytes(y) for each in equations(self.jaxpr) for y in each.outvars)
+
+    @cached_property
     def bytes_kept_by_jax(self) -> int:
         """The bytes that jax's derivative of one step keeps of it, besides its inputs."""
         total = 0
