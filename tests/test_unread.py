@@ -121,3 +121,15 @@ def test_newton_iterates_for_what_is_read(batched):
     expected, found = (jax.jit(jax.vmap(f) if batched else f)(ws) for f in compiled)
     assert_agree(found[0], expected[0])
     np.testing.assert_array_equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("by", ["default", "newton"])
+def test_a_function_under_jit_may_read_more_than_what_is_used(by):
+    step = jax.jit(lambda z, x: ({"read": 0.5 * z["read"] + x, "not": 0.5 * z["not"] + 1}, ()))
+    start = {"read": jnp.ones(3), "not": jnp.ones(3)}
+
+    def loss(scan, start):
+        return jnp.sum(scan(step, start, XS[:1])[0]["read"] ** 2)
+
+    scans = SOLVED[by], jax.lax.scan
+    assert_agree(*jax.jit(lambda z: [jax.grad(partial(loss, s))(z) for s in scans])(start))

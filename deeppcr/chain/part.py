@@ -38,7 +38,10 @@ _PARTS: WeakKeyDictionary[Step, dict[Any, Step]] = WeakKeyDictionary()
 
 
 def leaves_read(step: Step, states: Mask, outputs: Mask) -> list[bool]:
-    """The leaves of the state that the values of these leaves and outputs depend on, and these."""
+    """The leaves of the state that the values of these leaves and outputs depend on, and these.
+
+    With what their equations read: a call may read more than the results that are used.
+    """
 
     def sources(results: list[Any]) -> list[bool]:
         program = step.jaxpr._replace(outvars=results)
@@ -46,7 +49,13 @@ def leaves_read(step: Step, states: Mask, outputs: Mask) -> list[bool]:
         found = frozenset[int]().union(*dependence(program, inputs))
         return [i in found for i in range(step.states)]
 
-    return _closed(step.jaxpr, states, outputs, sources)
+    kept = list(states)
+    while True:
+        kept = _closed(step.jaxpr, kept, outputs, sources)
+        others = _others(step, kept, outputs)
+        if not any(others):
+            return kept
+        kept = [a or b for a, b in zip(kept, others, strict=True)]
 
 
 def leaves_pulled(step: Step, states: Mask, outputs: Mask) -> list[bool]:
