@@ -126,7 +126,11 @@ class InOrder(NamedTuple):
         g, last = given.states, given.last
         states = [x is not None or y is not None for x, y in zip(g, last, strict=True)]
         outputs = [x is not None for x in given.outputs]
-        reached = leaves_pulled(self.chain.step, states, outputs)
+        if varying_axes((self.chain, self.states)):  # of another mesh, where no part is traced
+            return self._pulled(given._replace(outputs=self._with_zeros(given.outputs)))
+        reached = [True] * len(states)
+        if not (all(states) and all(outputs)):
+            reached = leaves_pulled(self.chain.step, states, outputs)
         if all(reached) and all(outputs):
             return self._pulled(given)
         here, both = (
@@ -137,6 +141,15 @@ class InOrder(NamedTuple):
         dz, dx, dc = here._pulled(Results(own, partition(given.outputs, outputs), end))
         of_initial = partition(reached, self.moves.initial)
         return combine([None] * len(of_initial), of_initial, dz), dx, dc
+
+    def _with_zeros(self, outputs: Given) -> Leaves:
+        """The cotangents of all outputs, which are none of the next state."""
+        step, length = self.chain.step, self.chain.length
+        types = (y.aval for y in step.jaxpr.outvars[step.states :])
+        zeros = (jnp.zeros((length, *y.shape), y.dtype) for y in types)
+        pairs = zip(outputs, zeros, strict=True)
+        found: Leaves = like([zero if y is None else y for y, zero in pairs], self.chain, outputs)
+        return found
 
     def _pulled(self, given: Results) -> tuple[Leaves, Leaves, Leaves]:
         program = StepTangents.of(self.chain.step, self.moves, self.adjoint.at_once)

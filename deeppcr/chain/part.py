@@ -166,6 +166,8 @@ def _part_of(
     parts, key = _PARTS.setdefault(step, {}), (kept, outputs, others)
     if key not in parts:
         program, derivative, example = step.program, step.derivative, step.example
+        # That of a loop which keeps values has not these outputs; it tells of examples alone.
+        is_alike = example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars)
         found = dataclasses.replace(
             step,
             jaxpr=_cut(step.jaxpr, step, *key),
@@ -175,7 +177,7 @@ def _part_of(
             weak=tuple(partition(step.weak, [*kept, *outputs])),
             program=program and _cut(program, step, *key),
             derivative=derivative and _part_of(derivative, *key),
-            example=example and _part_of(example, *key),
+            example=_part_of(example, *key) if example and is_alike else example,
         )
         computed = {y for each in found.jaxpr.eqns for y in each.outvars}
         values = tuple(pair for pair in step.kept if pair[0] in computed)

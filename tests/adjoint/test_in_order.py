@@ -201,3 +201,19 @@ def test_a_step_is_run_once_for_a_gradient():
 
     jax.jit(jax.grad(lambda z: deeppcr.scan(step, z, XS)[1].sum())).lower(Z)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("reads", ["last", "outputs"])
+def test_examples_of_a_loop_inside_a_step(reads):
+    def loss(scan, z):
+        def step(z, x):
+            row = jax.vmap(lambda s: scan(lambda v, k: (jnp.tanh(v * k + s), v), s, W[0])[0])(z)
+            return 0.5 * z + 0.3, jnp.maximum(row, row + x[0, 0])
+
+        last, ys = scan(step, z, XS[:4])
+        return jnp.sum(jnp.sin(last if reads == "last" else ys))
+
+    def both(z):
+        return [jax.grad(partial(loss, scan))(z) for scan in (deeppcr.scan, lax.scan)]
+
+    assert_agree(*jax.jit(both)(Z[0]), 1e-10)
