@@ -36,16 +36,16 @@ from deeppcr.newton import Newton
 from deeppcr.newton.convergence import QUASI, USUAL
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.guess import Guess
-from deeppcr.programs.terms import products_of
+from deeppcr.programs.terms import products_of, products_with
 from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential, kernel_of
 from deeppcr.structure import find_structure
-from depth.counts import ceil_log2, nbytes, size
+from depth.counts import ceil_log2, nbytes
 from depth.jaxprs import equations, is_literal, moved_by
 from depth.primitives import primitive
 
 ON_CPUS = "on a CPU the fastest for most chains; deeppcr.tune measures"
-
+IN_ONE_LOOP = "on a CPU, for little work: it compiles faster"
 # Gradients of arrays are computed at once from so many operations of products with matrices of so
 # many entries on, for each pair of operations of a step: the compiler takes so long for these.
 # LSTM, 32 units, batch 16, 200 steps, 470 thousand: 0.7 of the time, and 1.2 of that to compile;
@@ -246,8 +246,7 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
             return Choice(Backpropagation(), {}, ON_CPUS)
         if FEW * chain.length <= chain.step.operations:
             return Choice(Autodiff(), {}, "on a CPU, for few steps of many operations")
-        reason = "on a CPU, for little work: it compiles faster"
-        return Choice(Backpropagation(at_once=False), {}, reason)
+        return Choice(Backpropagation(at_once=False), {}, IN_ONE_LOOP)
     times = {"loop": BACKWARD * loop_seconds(chain), "blocks": solve_seconds(chain)}
     if times["blocks"] <= times["loop"]:
         return Choice(Adjoint(), times)
@@ -262,19 +261,10 @@ def loop_seconds(chain: TracedChain) -> float:
 
 def multiplies_much(chain: TracedChain) -> bool:
     """Whether the gradients of arrays take less time at once, enough to compile them apart."""
-    program = chain.step.jaxpr
-    moved = moved_by(program, program.invars[: chain.step.states])
-    least = MATRIX if chain.step.state_bytes < WIDE else 1
-
-    def of_matrix(equation: Any) -> bool:
-        atoms = (x for x in equation.invars if not is_literal(x) and x not in moved)
-        return any(size(x) >= least for x in atoms)
-
-    work = 0
-    for each in program.eqns:
-        if primitive(each).kind != "product" or of_matrix(each):
-            work += products_of(program._replace(eqns=[each]))
-    return chain.length * work >= WORTH * chain.step.operations**2
+    step, least = chain.step, MATRIX if chain.step.state_bytes < WIDE else 1
+    moved = moved_by(step.jaxpr, step.jaxpr.invars[: step.states])
+    work = chain.length * products_with(step.jaxpr, moved, least)
+    return work >= WORTH * step.operations**2
 
 
 def reads_little(chain: TracedChain) -> bool:
@@ -282,8 +272,9 @@ def reads_little(chain: TracedChain) -> bool:
     step, state = chain.step, chain.step.state_bytes
     if chain.length * state < STATES:
         return False
-    results = ((primitive(each), y) for each in equations(step.jaxpr) for y in each.outvars)
-    least = sum(nbytes(y) for known, y in results if known.transcendental)  # each is kept
+    # Those of these operations are kept; inside a `jax.checkpoint` none are.
+    known = [each for each in step.jaxpr.eqns if primitive(each).transcendental]
+    least = sum(nbytes(each.outvars[0]) for each in known)
     return least <= PART * state and step.bytes_kept_by_jax <= PART * state
 
 
@@ -292,16 +283,13 @@ def segment(chain: TracedChain) -> int:
 
     That takes less time if to keep what the derivative reads is more work than the steps are.
     """
-    length = chain.length
-    if chain.axis.size > 1 or length <= MOST_AGAIN or chain.step.state_bytes < LARGE // 4:
+    length, step = chain.length, chain.step
+    most = length * step.bytes_of_results
+    if chain.axis.size > 1 or length <= MOST_AGAIN or most < TRAFFIC_FROM:
         return 0
-    small = length * chain.step.bytes_of_results < TRAFFIC_FROM
-    if small or not is_traffic(chain, LARGE // 4):
+    if not is_traffic(chain, LARGE // 4) or length * step.bytes_kept_by_jax < TRAFFIC_FROM:
         return 0
-    kept = chain.step.bytes_kept_by_jax
-    if length * kept < TRAFFIC_FROM:
-        return 0
-    size = 2 * steps_in_cache(kept + chain.step.state_bytes)
+    size = 2 * steps_in_cache(step.bytes_kept_by_jax + step.state_bytes)
     return even_chunk(length, min(MOST_AGAIN, max(FEWEST_AGAIN, size)))
 
 

@@ -1,6 +1,9 @@
 """Derivatives of a chain, independent of the method that computed its states.
 
 rules.py            the tangent equations as one linear system; its transpose is backpropagation
+in_order.py         the same by loops on one device: one linear function, one loop each way
+tangents.py         the program of a step's tangents
+moves.py            what is differentiated
 custom_vjp.py       steps with a linear `jax.custom_vjp`, in both modes
 transposed.py       a linear function that is the transpose of a given one
 backpropagation.py  one step after another

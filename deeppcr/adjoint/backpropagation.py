@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import partial
-from typing import Any
 
 import jax
 
@@ -12,7 +11,6 @@ from deeppcr.arrays.state import Leaves, add
 from deeppcr.chain.chain import TracedChain
 from deeppcr.lower import even_chunk, steps_in_cache
 from depth.counts import nbytes
-from depth.jaxprs import inside
 
 FEW = 8  # chunks that gain less than a loop in a loop takes to compile
 WRITTEN = 2  # of so many results of a step, one is an array of a chunk; others are kept, or fused
@@ -44,7 +42,7 @@ class Backpropagation:
         All, too, if the inputs of a step are larger than its values, as weights of its own are: a
         chunk is a copy of its inputs.
         """
-        each = _bytes_of_results(chain.step.jaxpr) // WRITTEN
+        each = chain.step.bytes_of_results // WRITTEN
         own = sum(map(nbytes, chain.step.jaxpr.invars[chain.step.states :]))
         most = steps_in_cache(each, chain.captured)
         if own >= each or chain.length <= FEW * most:
@@ -81,13 +79,3 @@ class Backpropagation:
         axis, steps = chain.axis.reversed, (states, chain.inputs, g)
         mu, lam = axis.scan(body, enter, steps, unroll=self.unroll, linear=True)
         return lam, mu
-
-
-def _bytes_of_results(jaxpr: Any) -> int:
-    """Of all equations; of those in a loop, in every trip, since a derivative keeps them."""
-    total = 0
-    for equation in jaxpr.eqns:
-        total += sum(map(nbytes, equation.outvars))
-        trips = equation.params["length"] if equation.primitive.name == "scan" else 1
-        total += trips * sum(map(_bytes_of_results, inside(equation)))
-    return total

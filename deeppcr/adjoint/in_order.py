@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad
-from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.moves import Moves, Tangents
@@ -26,7 +25,7 @@ from deeppcr.arrays.partition import combine, floating, partition
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.part import leaves_pulled, part
+from deeppcr.chain.part import leaves_pulled
 from deeppcr.lower import each, kernels_run, scan_in_chunks
 from deeppcr.programs.calls import Call, Later
 
@@ -98,9 +97,8 @@ class InOrder(NamedTuple):
 
     def of_part(self, states: Sequence[bool], outputs: Sequence[bool]) -> Self:
         """Those of some leaves of the state, and of some outputs."""
-        chain = part(self.chain, states, outputs, self.states)
-        moves = self.moves.of_part(states, len(chain.inputs) - len(self.chain.inputs))
-        return self._replace(chain=chain, states=partition(self.states, states), moves=moves)
+        chain, own, moves = self.moves.part(self.chain, self.states, states, outputs)
+        return self._replace(chain=chain, states=own, moves=moves)
 
     @property
     def initial(self) -> Leaves:
@@ -133,12 +131,9 @@ class InOrder(NamedTuple):
             reached = leaves_pulled(self.chain.step, states, outputs)
         if all(reached) and all(outputs):
             return self._pulled(given)
-        here, both = (
-            self.of_part(reached, outputs),
-            (partition(each, reached) for each in (g, last)),
-        )
-        own, end = both
-        dz, dx, dc = here._pulled(Results(own, partition(given.outputs, outputs), end))
+        own = partition(given.outputs, outputs)
+        of_part = Results(partition(g, reached), own, partition(last, reached))
+        dz, dx, dc = self.of_part(reached, outputs)._pulled(of_part)
         of_initial = partition(reached, self.moves.initial)
         return combine([None] * len(of_initial), of_initial, dz), dx, dc
 
@@ -204,15 +199,19 @@ class InOrder(NamedTuple):
         steps = self.states, self.chain.inputs, g, o
         if size < length:
             chunk = partial(scan_in_chunks, chunk, length=length, size=size, reverse=True)
-        (mu, dc), dx = chunk(like(start, start, steps, self.chain.captured), steps)
+        (mu, dc), dx = chunk(self._varying(start, steps), steps)
         return mu, dx, dc
+
+    def _varying(self, carry: Any, xs: Any) -> Any:
+        """What a loop carries, varying as all that a step reads."""
+        return like(carry, carry, xs, self.chain.captured)
 
     def _scan(self, body: Callable[..., Any], carry: Any, xs: Any, reverse: bool = False) -> Any:
         """The loop of a linear step."""
         axis, unroll = self.chain.axis, self.adjoint.unroll
         run = partial((axis.reversed if reverse else axis).scan, linear=True)
         in_one = not self.adjoint.at_once
-        start = like(carry, carry, xs, self.chain.captured)
+        start = self._varying(carry, xs)
         return run(body, start, xs, length=self.chain.length, unroll=unroll, in_one=in_one)
 
 
@@ -291,11 +290,4 @@ class _Primitive(Call):
         return [None] * role.known + [x if moving else None for x, moving in pairs]
 
 
-def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
-    """The equation, unless nobody reads a result of it."""
-    equation = given[-1]  # since jax 0.12 after others
-    return [any(used)] * len(equation.invars), equation if any(used) else None
-
-
 tangents_p = _Primitive("tangents")
-pe.dce_rules[tangents_p] = _without_unused

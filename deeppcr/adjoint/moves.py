@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.part import part
 from deeppcr.chain.step import Step
 from depth.jaxprs import is_literal, moved_by
 
@@ -44,6 +45,14 @@ class Moves(NamedTuple):
         return self._replace(
             initial=partition(self.initial, kept), inputs=[*self.inputs, *[False] * more]
         )
+
+    def part(
+        self, chain: TracedChain, states: Leaves, kept: Sequence[bool], outputs: Sequence[bool]
+    ) -> tuple[TracedChain, Leaves, Self]:
+        """The chain of some leaves of the state, their states before its steps, and these moves."""
+        found = part(chain, kept, outputs, states)
+        moves = self.of_part(kept, len(found.inputs) - len(chain.inputs))
+        return found, partition(states, kept), moves
 
     def of(self, chain: TracedChain) -> Tangents:
         """``(z_0, x, c)``, the differentiated leaves of a chain."""

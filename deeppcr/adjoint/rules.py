@@ -43,7 +43,7 @@ from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.kept import keeping
-from deeppcr.chain.part import leaves_pulled, part
+from deeppcr.chain.part import leaves_pulled
 from deeppcr.checks import check_count
 from deeppcr.linear.linear_map import LinearMap, Part, solved
 from deeppcr.lower import each, scan_in_chunks
@@ -246,12 +246,10 @@ class _Equations(NamedTuple):
         """Those of some leaves of the state; None for all, and if the adjoint needs all."""
         if all(kept) or not any(kept):
             return None
-        chain = part(self.chain, kept, outputs, self.states)
+        chain, states, moves = self.moves.part(self.chain, self.states, kept, outputs)
         adjoint = self.adjoint.of_part(chain)
         if adjoint is None:
             return None
-        more = len(chain.inputs) - len(self.chain.inputs)
-        moves, states = self.moves.of_part(kept, more), partition(self.states, kept)
         return self._replace(moves=moves, chain=chain, states=states, adjoint=adjoint)
 
     def zeros_and(self, v: Tangents) -> tuple[Leaves, Tangents]:

@@ -177,10 +177,7 @@ def _traced(step: Step, moves: Moves, in_halves: bool) -> StepTangents:
     found = with_literals(Program.of(closed), list(getattr(closed, "consts", ())))
     if in_halves and any(called(each) is not None for each in found.eqns):
         found = opened(found, with_checkpoints=True)
-    rest, counts = (
-        iter(found.invars),
-        (len(found.invars) - sum(map(len, moving)), *map(len, moving)),
-    )
+    rest, counts = iter(found.invars), (len(z) + len(x) + len(c), *map(len, moving))
     operands = _Variables(*([next(rest) for _ in range(count)] for count in counts))
     values = found.outvars[len(program.outvars) :]
     found = found._replace(outvars=found.outvars[: len(program.outvars)])

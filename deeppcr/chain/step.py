@@ -42,6 +42,7 @@ from depth.jaxprs import (
     Replacement,
     called,
     equations,
+    inside,
     is_literal,
     is_reference,
     needed,
@@ -205,8 +206,8 @@ class Step:
 
     @cached_property
     def bytes_of_results(self) -> int:
-        """The bytes of the results of all equations, each once."""
-        return sum(nbytes(y) for each in equations(self.jaxpr) for y in each.outvars)
+        """The bytes of the results of all equations; of those in a loop, in every trip."""
+        return _bytes_of_results(self.jaxpr)
 
     @cached_property
     def bytes_kept_by_jax(self) -> int:
@@ -298,6 +299,15 @@ class Step:
         weak = self.weak[self.states :]
         leaves = [with_weak_type(y, is_so) for y, is_so in zip(outputs, weak, strict=True)]
         return jax.tree.unflatten(self.output_tree, leaves)
+
+
+def _bytes_of_results(jaxpr: Any) -> int:
+    total = 0
+    for equation in jaxpr.eqns:
+        total += sum(map(nbytes, equation.outvars))
+        trips = equation.params["length"] if equation.primitive.name == "scan" else 1
+        total += trips * sum(map(_bytes_of_results, inside(equation)))
+    return total
 
 
 def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> tuple[Step, Leaves]:

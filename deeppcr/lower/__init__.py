@@ -18,7 +18,7 @@ from deeppcr.lower.at_once import each
 from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_in_cache
 from deeppcr.lower.compiler import compiler_options
 from deeppcr.lower.cpu.factors_first import bounded
-from deeppcr.lower.cpu.one_function import is_left_to_xla, multiplies_little
+from deeppcr.lower.cpu.one_function import is_left_to_xla
 from deeppcr.lower.cpu.patches import as_products, own_filters
 from deeppcr.lower.cpu.pieces import split, stack
 from deeppcr.lower.gpu.fused import (
@@ -66,7 +66,6 @@ __all__ = [
     "is_left_to_xla",
     "kernels_run",
     "loop",
-    "multiplies_little",
     "obstacle",
     "own_filters",
     "platforms",

@@ -24,6 +24,7 @@ from deeppcr.programs.calls import is_jit_disabled
 from deeppcr.sequential import Sequential
 from depth import Cost
 
+SUMMED = Backpropagation(at_once=False)  # each step adds to the gradients
 NAMES = {Autodiff: "autodiff", Backpropagation: "backprop", Adjoint: "blocks"}
 
 
@@ -59,7 +60,7 @@ class Candidate:
             return name
         if isinstance(adjoint, Autodiff) and adjoint.checkpoint:
             return f"{name} / checkpoint {adjoint.checkpoint}"
-        if adjoint == Backpropagation(at_once=False):
+        if adjoint == SUMMED:
             return f"{name} / one loop"
         unroll = getattr(adjoint, "unroll", 1)
         return f"{name} / {NAMES[type(adjoint)]}" + (f", unroll {unroll}" if unroll > 1 else "")
@@ -164,7 +165,7 @@ class Instance:
         gradient = [Candidate(first, adjoint or Autodiff()), Candidate(Sequential(), Autodiff())]
         if not left_to_jax(self.traced):
             gradient += [Candidate(first, Backpropagation())]
-            gradient += [Candidate(first, Backpropagation(at_once=False))]
+            gradient += [Candidate(first, SUMMED)]
             gradient += [Candidate(each, Adjoint()) for each in methods]
         return _each_once(forward), _each_once(gradient)
 

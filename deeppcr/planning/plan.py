@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import depth
-from deeppcr.adjoint import Autodiff, Backpropagation
+from deeppcr.adjoint import Autodiff
 from deeppcr.api import solve
 from deeppcr.checks import check_count, folded, unknown_keyword
 from deeppcr.choose import (
@@ -29,6 +29,7 @@ from deeppcr.lower import expecting, is_left_to_xla, obstacle
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import expected_iterations
 from deeppcr.planning.candidates import (
+    SUMMED,
     Candidate,
     Instance,
     baseline,
@@ -327,7 +328,7 @@ def _predicted(instance: Instance, one: Candidate, device: depth.Device, number:
     with compiled_for(platform), expecting(number):
         jaxpr = jax.make_jaxpr(instance.program(one))(*instance.shapes)
         cost, _ = analyze_loops(jaxpr, {ITERATION: number})
-        is_plain = isinstance(one.adjoint, Autodiff | None) or one.adjoint == Backpropagation(False)
+        is_plain = isinstance(one.adjoint, Autodiff | None) or one.adjoint == SUMMED
         is_jax = isinstance(one.method, Sequential) and is_plain
         if is_jax and platform == "cpu" and is_left_to_xla(instance.traced.step.jaxpr):
             cost = dataclasses.replace(cost, graph=_in_one_function(cost.program))

@@ -1,6 +1,6 @@
 """Products as sums of terms, written one by one: ``sum_k a_k b_k``."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.arrays.state import float32_or_better
-from depth.counts import contracted
+from depth.counts import contracted, size
 from depth.jaxprs import equations, is_literal
 from depth.primitives import primitive
 
@@ -48,6 +48,19 @@ def _batch_first(x: Array, dropped: int, batch: Sequence[int]) -> Array:
     free = np.setdiff1d(range(x.ndim), (dropped, *batch))
     order = np.array([*batch, *free], int)
     return x.squeeze(dropped).transpose(*(order - (order > dropped)).tolist())
+
+
+def products_with(program: Any, moved: Collection[Any], least: int) -> int:
+    """The operations of products with an array that is not ``moved``, of so many entries or more.
+
+    Of the programs inside, those of all products.
+    """
+
+    def counts(equation: Any) -> bool:
+        others = (x for x in equation.invars if not is_literal(x) and x not in moved)
+        return primitive(equation).kind != "product" or any(size(x) >= least for x in others)
+
+    return products_of(program._replace(eqns=list(filter(counts, program.eqns))))
 
 
 def products_of(program: Any) -> int:
