@@ -16,7 +16,6 @@ stay beside each other in one file.
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import nan
 from statistics import geometric_mean
 from typing import Any
 
@@ -28,7 +27,7 @@ import deeppcr
 import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH
-from experiments.bench.engine import bench
+from experiments.bench.engine import bench, distance
 from experiments.bench.plots import Figures, lines, styled
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
@@ -95,7 +94,7 @@ def stages(title: str, effort: Effort, builds: int) -> Iterator[Row]:
         name: partial(each.call, program.parameters) for name, each in found.items()
     }
     expected = jax.tree.map(np.asarray, calls[SCAN]())
-    errors = {name: _error(call(), expected) for name, call in calls.items()}
+    errors = {name: distance(call(), expected) for name, call in calls.items()}
     timings = interleave(calls, effort)
     for name, each in found.items():
         row: Row = {"part": "programs", "title": title, "jax": version(), "program": name}
@@ -105,17 +104,6 @@ def stages(title: str, effort: Effort, builds: int) -> Iterator[Row]:
         row |= {"LLVM s": llvm} if llvm is not None else {}
         row |= {"instructions": each.instructions, "ms": 1e3 * timings[name].median}
         yield row | {"error": errors[name]}
-
-
-def _error(found: Any, expected: Any) -> float:
-    """The largest difference of an array, relative to its largest entry."""
-
-    def of_one(x: Any, y: Any) -> float:
-        size = np.max(np.abs(y), initial=0)
-        return float(np.max(np.abs(x - y), initial=0) / (size or 1))
-
-    pairs = zip(*map(jax.tree.leaves, (found, expected)), strict=True)
-    return max((of_one(*pair) for pair in pairs), default=nan)
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
