@@ -91,7 +91,8 @@ def analyze_loops(
     read = reader(trip_counts)
     block = read.block(jaxpr)
     listed, paths = (tuple(read.unknown), tuple(read.expected)), Paths(block, structure)
-    return Cost(*block.totals, *listed, ((paths, 1),), block), set(read.loops)
+    arrays = block.inputs + len(block.outputs)
+    return Cost(*block.totals, *listed, ((paths, 1),), block, arrays), set(read.loops)
 
 
 def compute_depth(jaxpr: Any) -> int:

@@ -20,7 +20,7 @@ from depth.kernels import Loop, Program
 from depth.loops import Expected
 from depth.models import find_device
 from depth.paths import Operations, Paths, summed
-from depth.prediction import Seconds
+from depth.prediction import seconds_of
 from depth.reader import Unknown
 from depth.report import count, table
 
@@ -74,6 +74,7 @@ class Cost:
             estimate, or a lower bound of an estimate.
         paths: The longest paths of the added programs, in order, each with its number of runs.
         graph: The equations as a graph, or the kernels and loops of the program.
+        arrays: The number of arguments and results.
 
     Example:
         >>> import depth, jax, jax.numpy as jnp
@@ -92,6 +93,7 @@ class Cost:
     expected: tuple[Expected, ...] = ()
     paths: tuple[tuple[Paths, int], ...] = ()
     graph: Block | Program = field(default=Program((), ()))
+    arrays: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
         """The cost of both programs, one after the other."""
@@ -104,6 +106,7 @@ class Cost:
             tuple(dict.fromkeys((*self.expected, *other.expected))),
             (*self.paths, *other.paths),
             self.program + other.program,
+            max(self.arrays, other.arrays),
         )
 
     def repeat(self, times: int, counted: bool = True) -> "Cost":
@@ -181,7 +184,7 @@ class Cost:
         Raises:
             ValueError: If ``device`` is unknown.
         """
-        return Seconds(find_device(device)).program(self.program)
+        return seconds_of(self.program, find_device(device))
 
     @property
     def exact(self) -> bool:
@@ -272,7 +275,8 @@ def predict(cost: Cost, device: Device | str) -> float:
 
 def call_seconds(cost: Cost, device: Device) -> float:
     """`predict` without checks and warnings."""
-    return device.call_latency + cost.seconds(device)
+    call = device.call_latency + cost.arrays * device.array_latency
+    return call + cost.seconds(device)
 
 
 def warn_of_bound(cost: Cost, what: str, stacklevel: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 # Kinds of kernels that are not fused with the operations around them.
 CALLED = ("product", "transposed product", "convolution")
 OPTIONAL = ("cache_bandwidth", "node_latency", "operation_latency")
-TABLES = ("rates", "vector_rates", "step_latencies")
+TABLES = ("rates", "vector_rates")
 
 
 @dataclass(frozen=True)
@@ -31,29 +31,27 @@ class Device:
         memory: Bytes of memory.
         source: The origin of the figures.
         call_latency: Seconds of a call of a compiled program that does almost nothing.
-        step_latencies: Seconds of a small kernel inside a loop, by its kind: "reduction", "vector
-            product", "short vector product" (for 4 x 4 weights, scaled by the number of terms of a
-            sum), "product", "transposed product", "convolution", and "beside product" for any other
-            kernel in a loop with a product; ``kernel_latency`` if this is empty. In all others, and
-            in these in addition, "elementwise" for each operation that waits for another one.
-        piece_latency: Seconds of each further product in a batch of small products.
+        array_latency: Seconds of a call for each of its arguments and results.
+        product_latency: Seconds of a call of a library on a CPU, in addition to those of a kernel.
+        piece_latency: Seconds of each further product in a batch of small products; and of a small
+            factorization on a CPU.
+        threads: Threads that share a large product, whose rate is that of one.
         vector_rates: Operations per second in float32 other than products, by class: "arithmetic",
             "transcendental" (``exp``, ``tanh``, ``sin``, ...), "reduction", "cumulative", "move"
             (copied elements), "convolution". Default: ``rates``.
         cache_bandwidth: Bytes per second from the last-level cache. Default: ``bandwidth``.
         cache: Bytes of the last-level cache; kernels that move fewer bytes run from it.
-        small_loop: Bytes. On a CPU, XLA compiles a loop to one function if a trip moves no more
-            bytes and calls no library; otherwise every array has a kernel of its own.
-            ``step_latencies`` are those of such small loops; in other loops the latency of every
-            array is "beside product", or "crowded" if there are more than a few. 0: no difference.
+        small_loop: Bytes. On a CPU, XLA compiles a loop to one function if a trip moves fewer
+            bytes and calls no library; otherwise every array has a kernel of its own. Since jax
+            0.12 it does so with 64 kB, before with 1 kB. 0: never.
         platform: jax's name of its platform, such as "cpu", "cuda" or "tpu", for programs that
             differ between them. None: "cpu" if there is a ``small_loop``, else "cuda".
         node_latency: Seconds of a small kernel in a CUDA graph that depends on the one before it.
             XLA makes a graph of 5 kernels or more in a row, also in a trip of a loop, and launches
             it in ``kernel_latency``. None: no graphs.
         operation_latency: Seconds of an arithmetic operation in a thread that waits for the one
-            before it, for recurrences that are one kernel (``deeppcr.Sequential(fused=True)``).
-            None: no such kernels.
+            before it: in a loop that is one function of a CPU, and in recurrences that are one
+            kernel of a GPU (``deeppcr.Sequential(fused=True)``). None: no such kernels.
 
     Raises:
         ValueError: If a figure is negative, or not a number.
@@ -78,8 +76,10 @@ class Device:
     memory: float
     source: str = field(default="", compare=False)
     call_latency: float = 0.0
-    step_latencies: Mapping[str, float] = field(default_factory=dict)
+    array_latency: float = 0.0
+    product_latency: float = 0.0
     piece_latency: float = 0.0
+    threads: int = 1
     vector_rates: Mapping[str, float] = field(default_factory=dict)
     cache_bandwidth: float | None = None
     cache: float = 0.0
@@ -131,23 +131,6 @@ class Device:
         others["contraction"] = self.vector_rates.get("reduction", arithmetic)
         rate = self.vector_rates.get(kind, others.get(kind, arithmetic))
         return rate / 2 if dtype.endswith(("64", "128")) else rate
-
-    def latency(self, kind: str, place: str) -> float:
-        """Seconds of a small kernel at a ``place``.
-
-        "program", "loop", "loop with product", "crowded loop" or "unrolled loop".
-        """
-        if place == "program" or not self.step_latencies:
-            return self.kernel_latency
-        if place == "crowded loop":
-            crowded = self.step_latencies.get("crowded", 0.0)
-            calls = kind in CALLED or "product" in kind
-            return crowded + (self.step_latencies.get(kind, 0.0) if calls else 0.0)
-        if place == "loop with product" and kind not in CALLED:
-            kind = "beside product"
-        return self.step_latencies.get(
-            kind, self.step_latencies.get("elementwise", self.kernel_latency)
-        )
 
     def memory_rate(self, amount: float) -> float:
         """Bytes per second for a kernel that moves ``amount`` bytes."""

@@ -9,9 +9,9 @@ differently, is written to memory first: a tree of such levels is not one kernel
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from depth.counts import contracted, matrices, nbytes, shape, size
@@ -36,8 +36,13 @@ CLASS_OF_KIND = {
     "sort": "cumulative",
 }
 SMALL = 300  # operations, up to which a program is inlined where it is called
-FUNCTION = 10  # additions in a row, which take as long as one exponential function
+FUNCTION = 12  # additions in a row, which take as long as one exponential function
 VECTOR = 8  # entries of float32 that a CPU sums up at once
+WHOLE = 64  # bytes of a vector of a processor, whose operations take as long as those of one entry
+IN_A_ROW = 16  # additions of a longer sum wait for each other less
+TERM, TERMS = 3, 6  # waits of a term of a product that is written out, and terms that wait
+NAIVE = 9  # entries of the result of a product up to which a CPU calls no library
+BY_ENTRY = frozenset(("sin", "cos", "tan", "pow", "acos", "asin", "atan2", "digamma", "lgamma"))
 
 
 class Kernels:
@@ -87,7 +92,10 @@ class Kernels:
             case Scan(trips=trips, unroll=unroll):
                 return Loop(trips, self._step(transfer), unroll=unroll)
             case While(condition, body, trips=trips, proven=proven):
-                return Loop(trips, self.program(body), self.program(condition), proven)
+                nodes, ends = self._flat(body)
+                state = range(1 + transfer.body_consts, 1 + body.inputs)
+                inside = replace(self.program(body), path=_path(nodes, state, ends))
+                return Loop(trips, inside, self.program(condition), proven)
         raise TypeError(f"no such transfer: {type(transfer).__name__}")
 
     def _step(self, scan: Scan) -> Program:
@@ -104,6 +112,8 @@ class Kernels:
             if not known.issuperset(node.results):
                 moving.append(node)
         program, jaxpr = self._grouped(moving, ends), scan.block.jaxpr
+        state = range(1 + scan.consts, 1 + scan.consts + scan.carry)
+        path = _path(nodes, state, ends[: scan.carry])
         alone = [node for node in nodes if _kind(node) not in FUSED and _kind(node) != "reduction"]
         read = {slot for node in alone for slot in node.operands}
         made = {slot for node in alone for slot in node.results}
@@ -118,8 +128,10 @@ class Kernels:
             if slot in part
         )
         stacks = tuple(nbytes(variable) for slot, variable in stacked if slot in used - made)
-        slices = sum(nbytes(variable) for _, variable in (*scanned, *stacked))
-        return Program((*program.kernels, *copies.items()), program.parts, stacks, slices)
+        read_in = sum(nbytes(variable) for _, variable in scanned)
+        written = sum(nbytes(variable) for _, variable in stacked)
+        kernels = *program.kernels, *copies.items()
+        return Program(kernels, program.parts, stacks, read_in, written, path)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
         """The nodes of a graph, with small programs inlined, and the slots of the results.
@@ -163,6 +175,16 @@ def _recurrence(equation: Any, loop: Program) -> Recurrence:
     work = (("arithmetic", own.instructions),)
     kernel = Kernel("own", str(equation.outvars[0].aval.dtype), work, moved)
     return Recurrence(own.waits, kernel, loop)
+
+
+def _path(nodes: list[Node], starts: Iterable[int], ends: Iterable[int]) -> int:
+    """Operations in a row from any of these values to any of those."""
+    waits = dict.fromkeys(starts, 0)
+    for node in nodes:
+        if before := [waits[slot] for slot in node.operands if slot in waits]:
+            own = 0 if node.transfer else _waits(node.equation)
+            waits.update(dict.fromkeys(node.results, max(before) + own))
+    return max((waits[slot] for slot in ends if slot in waits), default=0)
 
 
 def _copy(variable: Any) -> Kernel:
@@ -219,8 +241,9 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
         if node.transfer is None:
             members[root(k)].append(k)
     read_by = {slot: {root(reader) for reader in found} for slot, found in readers.items()}
+    torn = {slot for slot, count in cuts.items() if count > 1}
     for leader, inside in members.items():
-        kernel = _kernel([nodes[k] for k in inside], leader, read_by, returned)
+        kernel = _kernel([nodes[k] for k in inside], leader, read_by, returned, torn)
         if kernel:
             yield kernel
 
@@ -239,7 +262,7 @@ def _is_reshape(equation: Any) -> bool:
 
 
 def _kernel(
-    nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: set[int]
+    nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: set[int], torn: set[int]
 ) -> Kernel | None:
     """The kernel of fused nodes; None if they only compute an index."""
     atoms = [atom for node in nodes for atom in (*node.equation.invars, *node.equation.outvars)]
@@ -251,23 +274,34 @@ def _kernel(
     reach: dict[int, dict[Any, int]] = {}  # what each result is made of, and its bytes
     operations: Counter[str] = Counter()
     waits: Counter[int] = Counter()  # the operations in a row that make each result
+    vectors: Counter[str] = Counter()
+    computed, sliced, is_cut = set[int](), set[int](), False
     written = apart = results = 0
     pieces, dtype, kind = 1, "", ""
     for node in nodes:
         equation, name = node.equation, node.equation.primitive.name
         known, own = primitive(equation), _kind(node)
         operations.update(_operations(equation, own))
-        wait = FUNCTION if known.transcendental else known.kind == "elementwise"
+        wait = _waits(equation)
         wait += max((waits[slot] for slot in node.operands), default=0)
+        vectors.update(_vectors(equation, own))
+        # What is sliced after it was computed is computed entry by entry.
+        if known.cuts and name not in ("gather", "dynamic_slice"):
+            sliced.add(node.operands[0])
+        is_cut |= (known.cuts or known.reorders) and not computed.isdisjoint(node.operands)
+        if known.kind == "elementwise" or not computed.isdisjoint(node.operands):
+            computed.update(node.results)
         if _adds_vectors(equation) and by.get(node.operands[0]) == "mul":  # a product, written out
             operations["contraction"] += operations.pop("reduction", 0)
         if own not in FUSED or not kind:
-            first = equation.invars[0].aval if equation.invars else None
-            kind, dtype = own, str(getattr(first, "dtype", ""))
+            first = equation.invars[0] if equation.invars else None
+            kind, dtype = own, str(getattr(getattr(first, "aval", None), "dtype", ""))
         if name == "dot_general":
             kind, pieces = _product(equation)
         elif name == CONVOLUTION:
             kind = "convolution"
+        elif own == "factorization":
+            pieces = max(1, prod(shape(first)[:-2]))
         inputs = _inputs(node, reach)
         for key, amount in inputs.items():
             if key not in by:
@@ -287,10 +321,15 @@ def _kernel(
     if operations["move"]:  # values that are read out of order are computed out of order, too
         operations["move"] += operations.pop("arithmetic", 0)
     if kind == "transposed product":
-        operations["move"] += sum(_rearranged(node.equation) for node in nodes)
+        rearranged = sum(_rearranged(node.equation) for node in nodes)
+        operations["move"] += rearranged
+        vectors["move"] += rearranged
     moved, by_class = sum(read.values()) + written, tuple(sorted(operations.items()))
     sizes = moved, pieces, max(results, 1), max(apart, moved)
-    return Kernel(kind, dtype, by_class, *sizes, max(waits.values(), default=0))
+    if is_cut or len(sliced) > 1 or not torn.isdisjoint(computed):
+        vectors["by entry"] += vectors.pop("transcendental", 0)
+    waited = max(waits.values(), default=0)
+    return Kernel(kind, dtype, by_class, *sizes, waited, tuple(sorted(vectors.items())))
 
 
 def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:
@@ -326,6 +365,63 @@ def _operations(equation: Any, kind: str) -> dict[str, int]:
     return {CLASS_OF_KIND.get(kind, "reduction"): work} if work else {}
 
 
+def _waits(equation: Any) -> int:
+    """The additions that take as long as an equation whose operands are ready."""
+    known, name = primitive(equation), equation.primitive.name
+    if known.transcendental:
+        return FUNCTION
+    if name == "dot_general":
+        return TERM * min(contracted(equation), TERMS)
+    if known.kind == "reduction":
+        return min(size(equation.invars[0]) // max(size(equation.outvars[0]), 1), IN_A_ROW)
+    return int(known.kind == "elementwise")
+
+
+def _vectors(equation: Any, kind: str) -> dict[str, int]:
+    """The operations of an equation, by class, in whole vectors of a processor."""
+    name, known = equation.primitive.name, primitive(equation)
+    if _is_reshape(equation) or known.free:
+        return {}
+    if name == "dot_general":
+        pieces, rows, columns = matrices(equation)
+        terms = contracted(equation)
+        if not _is_written_out(equation):
+            return {"product": 2 * pieces * rows * columns * terms}
+        rows, inner = (rows * terms, columns) if columns > 1 else (rows, terms)
+        return {"contraction": 2 * pieces * rows * _whole(inner, equation.outvars[0])}
+    if name in ("transpose", "rev", "gather", "scatter"):
+        return {"move": _whole(size(equation.outvars[0]), equation.outvars[0])}
+    if known.kind == "move" and not (known.cuts or known.reorders):
+        return {}
+    if known.kind == "reduction":
+        axes, operand = equation.params["axes"], equation.invars[0]
+        if len(shape(operand)) - 1 in axes:
+            return {"reduction": size(operand)}
+        return {"arithmetic": _whole(size(operand), operand)}
+    if kind in ("move", "elementwise", "random"):
+        entries = max(map(size, equation.outvars), default=0)
+        by = "arithmetic"
+        if known.transcendental or kind == "random":
+            by = "by entry" if name in BY_ENTRY else "transcendental"
+            entries = entries if by == "by entry" else _whole(entries, equation.outvars[0])
+        else:
+            entries = _whole(entries, equation.outvars[0])
+        return {by: entries}
+    return _operations(equation, kind)
+
+
+def _whole(entries: int, atom: Any) -> int:
+    """The entries of whole vectors, which take as long."""
+    lanes = max(WHOLE // max(getattr(atom.aval.dtype, "itemsize", 4), 1), 1)
+    return -(-entries // lanes) * lanes
+
+
+def _is_written_out(equation: Any) -> bool:
+    """Whether a CPU calls no library for a product: one of vectors, or of few results."""
+    _, rows, columns = matrices(equation)
+    return min(rows, columns, contracted(equation)) <= 1 or rows * columns <= NAIVE
+
+
 def _adds_vectors(equation: Any) -> bool:
     """Whether an equation is a sum of vectors, and not one along the last axis, entry by entry."""
     if equation.primitive.name != "reduce_sum":
@@ -350,8 +446,8 @@ def _is_index(variable: Any) -> bool:
 def _product(equation: Any) -> tuple[str, int]:
     """The kind of a product, and the number of products in its batch."""
     (on_left, on_right), (batch, _) = equation.params["dimension_numbers"]
-    pieces, rows, columns = matrices(equation)
-    if min(rows, columns, contracted(equation)) <= 1:
+    pieces, _, _ = matrices(equation)
+    if _is_written_out(equation):
         return "vector product", pieces
     straight = max(on_left) == len(shape(equation.invars[0])) - 1 and min(on_right) == len(batch)
     return "product" if straight else "transposed product", pieces

@@ -5,6 +5,10 @@
 
 from dataclasses import dataclass
 
+# Kinds of kernels for which a CPU calls a library.
+LIBRARY = frozenset(("product", "transposed product", "convolution", "own", "sort"))
+NO_FUNCTION = LIBRARY - {"convolution"} | {"factorization", "unknown", "opaque"}
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -16,6 +20,7 @@ class Kernel:
     last axis on the left and the first on the right, else "product"; that of a convolution is
     "convolution". "expanded" are the operations that a grouped convolution takes in addition if it
     is computed without groups. ``waits``: operations of which each waits for the one before it.
+    ``vectors``: the operations by class as a processor with vectors has them: of whole vectors.
     """
 
     kind: str
@@ -26,11 +31,7 @@ class Kernel:
     results: int = 1
     apart: int = 0
     waits: int = 0
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether it is a product that is written out as a sum: fused with what is around it."""
-        return any(kind == "contraction" for kind, _ in self.operations)
+    vectors: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +110,11 @@ class Program:
     parts: "tuple[tuple[Loop | Choice | Recurrence | Program, int], ...]"
     # Of the body of a loop: bytes of each array that is used in it and kept of all iterations.
     stacks: tuple[int, ...] = ()
-    # Of the body of a loop: bytes of the slices that an iteration reads and writes.
-    slices: int = 0
+    # Of the body of a loop: bytes of the slices that an iteration reads, and of those it writes.
+    read: int = 0
+    written: int = 0
+    # Of the body of a loop: operations in a row from one state to the next, as `Kernel.waits`.
+    path: int = 0
 
     def __add__(self, other: "Program") -> "Program":
         """Both programs in order."""
@@ -131,22 +135,15 @@ class Program:
         )
 
     @property
-    def multiplies(self) -> bool:
-        """Whether a kernel is a matrix product, or another library call.
+    def calls_library(self) -> bool:
+        """Whether a kernel is a call of a library on a CPU, which ends what is one function.
 
         Convolutions are not: XLA writes out the small ones.
         """
-        return any(
-            kernel.kind in ("product", "transposed product", "own") for kernel, _ in self.kernels
-        )
-
-    @property
-    def arrays(self) -> int:
-        """The number of arrays that its own kernels write; sums are fused with what is around."""
-        apart = (count * kernel.results for kernel, count in self.kernels if not kernel.is_sum)
-        return sum(apart) + len(self.stacks)
+        return any(kernel.kind in NO_FUNCTION for kernel, _ in self.kernels)
 
     @property
     def apart(self) -> int:
         """The bytes that its own kernels read and write with one kernel per array."""
-        return sum(count * kernel.apart for kernel, count in self.kernels) + 2 * sum(self.stacks)
+        kept = sum(2 * nbytes + 8 for nbytes in self.stacks)  # with the index
+        return sum(count * kernel.apart for kernel, count in self.kernels) + kept

@@ -18,6 +18,7 @@ from functools import lru_cache
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from depth.compilers import is_hoisted
 from depth.device import Device
 from depth.platforms import chosen_device, compiled_for, cores, first_device
 
@@ -150,20 +151,21 @@ Example:
 """
 
 
-SMALL_LOOP = 1024.0  # bytes; XLA's flag is called xla_cpu_small_while_loop_byte_threshold
+# Bytes; XLA's flag is called xla_cpu_small_while_loop_byte_threshold. Since jax 0.12 a pass does so
+# with loops of more bytes.
+SMALL_LOOP, HOISTED = 1024.0, 65536.0
 
 
 def generic_cpu(cores: int) -> Device:
     """A generic CPU: rounded figures of two cores of AMD EPYCs, scaled.
 
-    They lie between those of two machines. On the slower one, figures were fitted to the times of
-    900 forward passes and gradients of 100 chains, and to which of the gradients of a chain is the
-    fastest; on the faster one, each was measured by programs that it dominates.
+    Twelve figures were fitted to the times of all rows of the plans of 72 programs, with jax 0.12.0
+    and 0.10.2: cells, filters, equations, layers, many leaves. `python -m experiments foresight`
+    compares predictions with times of programs that nothing was fitted to.
 
-    Latencies do not depend on the number of cores, and one core has the rates of two: the figures
-    measured on one core were the same, except for products on an idle machine. Above two cores it
-    is assumed, not measured, that rates grow up to eight cores, because XLA seldom splits a kernel
-    of a small program further, and that bandwidth grows up to four cores, which saturate memory.
+    No figure but the memory and the threads that share a large product depends on the number of
+    cores: XLA seldom splits a kernel of a small program. Above two cores that is assumed, not
+    measured.
 
     Args:
         cores: The number of processor cores that the process may use, an integer >= 1.
@@ -181,38 +183,34 @@ def generic_cpu(cores: int) -> Device:
     """
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
         raise ValueError(f"cores must be a whole number >= 1, but it is {cores!r}")
-    scale = min(max(cores, 2), 8) / 2
-    rates = {"float32": 130e9, "float64": 65e9, "bfloat16": 115e9, "float16": 115e9}
-    vector_rates = {"arithmetic": 90e9, "transcendental": 2.5e9, "reduction": 3e9}
-    vector_rates |= {"contraction": 35e9, "cumulative": 3e9, "move": 12e9}
-    vector_rates |= {"convolution": 4e9, "expanded": 4e9}
+    wait, product = 1.0e-9, 220e9
     return Device(
         f"generic CPU, {cores} cores",
-        kernel_latency=0.35 * _US,
-        loop_latency=0.002 * _US,
-        trip_latency=0.003 * _US,
-        rates={dtype: rate * scale for dtype, rate in rates.items()},
-        bandwidth=14e9 * min(scale, 2),
+        kernel_latency=0.03 * _US,
+        loop_latency=wait,
+        trip_latency=wait,
+        rates={"float32": product, "float64": product / 2},
+        bandwidth=14e9,
         memory=4 * _G * cores,
-        source="fitted to loops and gradients on two cores of AMD EPYCs, jax 0.10.2; "
-        "above two cores by assumption",
-        call_latency=5 * _US,
-        step_latencies={
-            "elementwise": 0.0013 * _US,
-            "reduction": 0.02 * _US,
-            "vector product": 0.03 * _US,
-            "short vector product": 0.017 * _US,
-            "product": 0.4 * _US,
-            "transposed product": 0.9 * _US,
-            "convolution": 0.1 * _US,
-            "beside product": 0.012 * _US,
-            "crowded": 0.055 * _US,
+        source="fitted to rows of plans on two cores of an AMD EPYC, jax 0.12.0 and 0.10.2",
+        call_latency=3.7 * _US,
+        array_latency=1.85 * _US,
+        product_latency=0.385 * _US,
+        piece_latency=0.11 * _US,
+        threads=min(cores, 8),
+        vector_rates={
+            "arithmetic": 34e9,
+            "transcendental": 4.85e9,
+            "reduction": 1.7e9,
+            "cumulative": 1.7e9,
+            "move": 7e9,
+            "convolution": 4e9,
+            "expanded": 4e9,
         },
-        piece_latency=0.09 * _US,
-        vector_rates={kind: rate * scale for kind, rate in vector_rates.items()},
-        cache_bandwidth=170e9 * scale,
+        cache_bandwidth=4 * 34e9,  # as arithmetic
         cache=16 * 2**20,
         small_loop=SMALL_LOOP,
+        operation_latency=wait,
     )
 
 
@@ -241,7 +239,7 @@ def at_hand(platform: str | None = None) -> Device:
     An accelerator that `devices` has is found by its kind. Every other device has a generic model:
     a CPU with as many cores as this process may use, a GPU (figures of A100), or a TPU (figures of
     TPU v5e). On a CPU, ``small_loop`` is what the environment variable ``XLA_FLAGS`` says of
-    ``xla_cpu_small_while_loop_byte_threshold``.
+    ``xla_cpu_small_while_loop_byte_threshold``, else what XLA does: it is asked once.
 
     Args:
         platform: "cpu", "gpu" (or "cuda", "rocm") or "tpu": the first device of that platform in
@@ -293,8 +291,8 @@ def _generic(platform: str, cores: int, flags: str) -> Device:
     """The same object each time, so that choices for it can be cached by identity."""
     if platform == "cpu":
         limits = [float(limit) for limit in _SMALL_LOOP.findall(flags)]
-        device = generic_cpu(cores)
-        return device.replace(small_loop=limits[-1]) if limits else device
+        limit = limits[-1] if limits else HOISTED if is_hoisted() else SMALL_LOOP
+        return generic_cpu(cores).replace(small_loop=limit)
     name, like = ("TPU", "TPU v5e") if platform == "tpu" else ("GPU", "A100")
     source = f"the figures of {like}, since this device has none; {devices[like].source}"
     return devices[like].replace(name=f"generic {name}", source=source)

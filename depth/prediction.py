@@ -1,30 +1,29 @@
 """The seconds that a program of kernels and loops takes on a `Device`.
 
+Those of a CPU are in `depth.processor`; what follows is for accelerators.
+
 Kernels run in order. The time of each is the maximum of three: its launch, its arithmetic, its
 memory traffic.  The time of a loop is that of its body times the trips.  (Brent's bound, work over
 processors plus span, is this with one kernel for each level of the program; Williams, Waterman and
 Patterson's roofline, 2009, is this for one kernel.)
 """
 
-import math
-
 from depth.device import CALLED, Device
 from depth.kernels import Choice, Kernel, Loop, Program, Recurrence
+from depth.processor import Processor
 
-CROWD = 8  # kernels in a trip; on a CPU, XLA runs more of them on its thread pool
 # On accelerators several steps are fused to one kernel, except for products that are not small;
 # this many steps, counted in programs compiled for an H200; `python -m experiments kernels`
 # contains some.
 UNROLLED, FUSED_STEPS, FUSED_PRODUCT = "unrolled loop", 4, 4096  # operations
-SHORT = 4  # terms of a short vector product
-# Additional kernels in every trip: the counter, its copy, a copy of the carry.
-BESIDE = 3
-# XLA's count of the bytes of a trip over that of `Kernel.apart`: the counter, and the concatenation
-# of what several steps write (jax 0.10.2, 80 loops of up to 4 kB).
-COUNTED, COUNTED_UNROLLED, COUNTER = 1.1, 2.0, 28
 # From this many kernels in a row on, XLA captures them in a CUDA graph: its option
 # `xla_gpu_graph_min_graph_size`.
 GRAPH = 5
+
+
+def seconds_of(program: Program, device: Device) -> float:
+    """Seconds of all kernels and loops of a program, without the latency of a call."""
+    return (Processor if device.platform == "cpu" else Seconds)(device).program(program)
 
 
 class Seconds:
@@ -60,18 +59,12 @@ class Seconds:
     def part(self, part: Loop | Choice | Recurrence | Program, place: str) -> float:
         """Seconds of a program inside another."""
         match part:
-            case Loop(trips, body, condition, counted, unroll, whole):
+            case Loop(trips, body, condition, counted, unroll):
                 if unroll > 1 and unroll >= trips:
                     return trips * self.program(body, place, trips)  # no loop is left
-                inside = self._place(body, unroll, whole)
+                inside = UNROLLED if unroll > 1 else "loop"
                 around = self.device.loop_latency if counted else self.device.trip_latency
-                step = self.program(body, inside, unroll if inside == UNROLLED else 1)
-                if self.device.small_loop and trips * body.slices > self.device.cache:
-                    step += body.slices / self.device.bandwidth
-                if self.device.small_loop and inside != "loop":
-                    around += (BESIDE + len(body.stacks)) * self.device.latency(
-                        "elementwise", inside
-                    )
+                step = self.program(body, inside, unroll)
                 # The host runs a counted loop on a GPU, and does not evaluate its condition.
                 is_free = counted and self.device.node_latency is not None
                 test = self.program(condition, inside) if condition and not is_free else 0.0
@@ -85,51 +78,13 @@ class Seconds:
                 return max(self.program(program, place) for program in programs)
         return self.program(part, place)
 
-    def is_one_function(self, loop: Loop) -> bool:
-        """Whether a loop is compiled to one function, without a call for each kernel."""
-        return self._place(loop.body, loop.unroll, loop.whole) == "loop"
-
-    def _place(self, body: Program, unroll: int, whole: bool) -> str:
-        """How a loop runs: unrolled, as one function, kernel by kernel, or on a thread pool."""
-        small = self.device.small_loop
-        if whole and small:
-            return "loop"
-        if unroll > 1 and not small:
-            return UNROLLED
-        counted = (COUNTED if unroll == 1 else unroll * COUNTED_UNROLLED) * body.apart + COUNTER
-        if not (body.multiplies or (small and (body.parts or counted >= small))):
-            return "loop"
-        return (
-            "crowded loop"
-            if small and unroll * body.arrays + BESIDE > CROWD
-            else "loop with product"
-        )
-
     def kernel(self, kernel: Kernel, place: str, in_graph: bool = False) -> float:
         """Seconds of one kernel: its latency, and the longer of its arithmetic and its traffic."""
         device = self.device
-        # On a CPU, XLA calls no library for batches of vector products: they are sums of products,
-        # with no call for each.
-        inline = bool(device.small_loop) and kernel.kind == "vector product" and kernel.pieces > 1
-        operations = dict(kernel.operations)
-        if kernel.is_sum and device.small_loop:
-            operations.pop("move", None)  # it reads slices where they are
-        work = sum(
-            count / self._rate("contraction" if inline and kind == "product" else kind, kernel)
-            for kind, count in operations.items()
-        )
+        work = sum(count / self._rate(kind, kernel) for kind, count in kernel.operations)
         traffic = kernel.bytes / device.memory_rate(kernel.bytes)
-        apart = (
-            kernel.results
-            if device.small_loop and place in ("loop with product", "crowded loop")
-            else 1
-        )
-        pieces = 0 if inline else kernel.pieces - 1
-        return (
-            apart * self._latency(kernel, place, in_graph)
-            + pieces * device.piece_latency
-            + max(work, traffic)
-        )
+        pieces = (kernel.pieces - 1) * device.piece_latency
+        return self._latency(kernel, place, in_graph) + pieces + max(work, traffic)
 
     def _rate(self, kind: str, kernel: Kernel) -> float:
         """The rate of a class of operations in a kernel."""
@@ -145,21 +100,8 @@ class Seconds:
         return 1 if alone or place != UNROLLED else 1 / FUSED_STEPS
 
     def _latency(self, kernel: Kernel, place: str, in_graph: bool) -> float:
-        """The latency of a kernel; in small loops it depends on the operations."""
-        kind, latencies = kernel.kind, self.device.step_latencies
-        if kind == "convolution" and place == "loop":
-            kind = "reduction"  # written out
-        if place == "crowded loop" and kernel.is_sum:
-            place = "loop with product"  # fused with what is around it
-        latency = self.device.latency(kind, place)
+        """The latency of a kernel: its launch, or its share of one."""
+        latency = self.device.kernel_latency
         if in_graph and self.device.node_latency is not None:
             latency = min(latency, self.device.node_latency)
-        if place == UNROLLED:
-            return self._share(kernel, place) * latency
-        if place != "loop" or "elementwise" not in latencies:
-            return latency
-        if kernel.kind == "vector product" and "short vector product" in latencies:
-            terms = math.sqrt(dict(kernel.operations)["product"] / 2)  # written out, one by one
-            latency = min(latency, latencies["short vector product"] * terms / SHORT)
-        own = latency if kind in latencies and kind != "elementwise" else 0.0
-        return own + max(kernel.waits, not own) * latencies["elementwise"]
+        return self._share(kernel, place) * latency

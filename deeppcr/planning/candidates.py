@@ -3,15 +3,18 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.api import solve, vector_batch
+from deeppcr.arrays.partition import combine, floating, partition
 from deeppcr.chain.chain import Chain, TracedChain, trace_chain, with_outputs
 from deeppcr.chain.kept import keeping
 from deeppcr.chain.length import chain_length
@@ -20,11 +23,12 @@ from deeppcr.choose import AdjointOption, Method, left_to_jax
 from deeppcr.layers import Repeated
 from deeppcr.layers import describe as describe_layers
 from deeppcr.layers.reading import is_sequential
-from deeppcr.programs.calls import is_jit_disabled
+from deeppcr.programs.calls import is_jit_disabled, with_operands
 from deeppcr.sequential import Sequential
 from depth import Cost
 
 SUMMED = Backpropagation(at_once=False)  # each step adds to the gradients
+BASELINE = "jax.lax.scan"
 NAMES = {Autodiff: "autodiff", Backpropagation: "backprop", Adjoint: "blocks"}
 
 
@@ -33,7 +37,7 @@ class Candidate:
     """One combination of a method and an adjoint for a chain.
 
     Attributes:
-        method: the method.
+        method: the method; None for `jax.lax.scan` itself, which the others are compared with.
         adjoint: the adjoint; None for a forward pass.
         cost: its depth, work and traffic.
         seconds: the time that it takes on the device.
@@ -41,7 +45,7 @@ class Candidate:
         compiling: the seconds that it takes to trace and compile, where that is measured.
     """
 
-    method: Method
+    method: Method | None
     adjoint: AdjointOption = None
     cost: Cost = dataclasses.field(default_factory=Cost)
     seconds: float = math.inf
@@ -52,6 +56,8 @@ class Candidate:
     def name(self) -> str:
         """The name of the method, and of the adjoint unless it is None."""
         method, adjoint = self.method, self.adjoint
+        if method is None:
+            return BASELINE
         name = "Newton"
         if isinstance(method, Sequential):
             name = "sequential" if method.unroll == 1 else f"unroll {method.unroll}"
@@ -81,15 +87,18 @@ def kept_by(adjoint: AdjointOption, chain: TracedChain) -> str:
     return f"all states{more}: {length * (state + sum(sizes)):,} bytes"
 
 
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.result_type(x))
+
+
 def _each_once(found: Sequence[Candidate]) -> list[Candidate]:
     names = [one.name for one in found]
     return [one for i, one in enumerate(found) if one.name not in names[:i]]
 
 
 def baseline(found: Sequence[Candidate]) -> Candidate:
-    """The sequential program, and jax's own derivative of it."""
-    plain = [(Sequential(), None), (Sequential(), Autodiff())]
-    return next(one for one in found if (one.method, one.adjoint) in plain)
+    """`jax.lax.scan`, with jax's own derivative."""
+    return next(one for one in found if one.method is None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,11 +139,23 @@ class Instance:
             raise ValueError("the chain has 0 steps, expected 1 or more: there is nothing to plan.")
         return found[0]
 
+    @cached_property
+    def weights(self) -> list[Any]:
+        """The floating arrays that the step closes over, which people train."""
+        state, inputs = jax.tree.map(_shape, (self.state, self.chain.inputs))
+        first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
+        arrays = jax.make_jaxpr(self.chain.step)(state, first).consts
+        return partition(arrays, floating(arrays))
+
     @property
-    def shapes(self) -> tuple[Any, Any]:
-        """The state and the inputs, as shapes on one device."""
-        of = lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.result_type(x))  # noqa: E731
-        shapes: tuple[Any, Any] = jax.tree.map(of, (self.state, self.chain.inputs))
+    def arguments(self) -> tuple[Any, Any, Any]:
+        """What `program` takes: the state, the inputs and the weights."""
+        return self.state, self.chain.inputs, self.weights
+
+    @property
+    def shapes(self) -> tuple[Any, Any, Any]:
+        """`arguments`, as shapes on one device."""
+        shapes: tuple[Any, Any, Any] = jax.tree.map(_shape, self.arguments)
         return shapes
 
     @cached_property
@@ -161,35 +182,53 @@ class Instance:
         nothing to choose for a gradient.
         """
         first = Sequential() if self.traced.step.not_differentiable else methods[0]
-        forward = [Candidate(each) for each in (*methods, Sequential())]
-        gradient = [Candidate(first, adjoint or Autodiff()), Candidate(Sequential(), Autodiff())]
+        forward = [Candidate(each) for each in (*methods, Sequential(), None)]
+        gradient = [Candidate(first, adjoint or Autodiff()), Candidate(None, Autodiff())]
         if not left_to_jax(self.traced):
             gradient += [Candidate(first, Backpropagation())]
             gradient += [Candidate(first, SUMMED)]
             gradient += [Candidate(each, Adjoint()) for each in methods]
         return _each_once(forward), _each_once(gradient)
 
-    def program(self, candidate: Candidate) -> Callable[[Any, Any], Any]:
-        """A function of the state and the inputs: all states, or a gradient if there is an adjoint.
+    def program(self, candidate: Candidate) -> Callable[[Any, Any, Any], Any]:
+        """A function of `arguments`: all states, or a gradient if there is an adjoint.
 
-        The gradient is that of the mean square of all states. Of a step with forward mode only, it
-        is the derivative along the state.
+        The gradient is that of the mean square of all states, by all arguments. Of a step with
+        forward mode only, it is the derivative along the state.
         """
         options: Any = {"method": candidate.method, "adjoint": candidate.adjoint or "auto"}
 
-        def states(state: Any, inputs: Any) -> Any:
-            chain = dataclasses.replace(self.chain, inputs=inputs, sharding=None)
+        def states(state: Any, inputs: Any, weights: Any) -> Any:
+            step = _with_weights(self.chain.step, weights)
+            if candidate.method is None:
+                return lax.scan(lambda *zx: (step(*zx),) * 2, state, inputs, self.chain.length)[1]
+            chain = dataclasses.replace(self.chain, step=step, inputs=inputs, sharding=None)
             return solve(chain, state, batch_ndim=self.batch_ndim, **options).trajectory
 
-        def loss(state: Any, inputs: Any) -> Any:
-            leaves = jax.tree.leaves(states(state, inputs))
+        def loss(state: Any, inputs: Any, weights: Any) -> Any:
+            leaves = jax.tree.leaves(states(state, inputs, weights))
             return sum(jnp.mean(jnp.abs(z).astype(jnp.float32) ** 2) for z in leaves)
 
         if candidate.adjoint is None or self.traced.step.not_differentiable:
             return states
         if self.traced.step.forwards_only:
-            return lambda state, inputs: jax.jvp(lambda z: loss(z, inputs), (state,), (state,))
-        return jax.grad(loss, argnums=(0, 1), allow_int=True)
+            along = lambda z, *rest: jax.jvp(lambda z: loss(z, *rest), (z,), (z,))  # noqa: E731
+            return along
+        return jax.grad(loss, argnums=(0, 1, 2), allow_int=True)
+
+
+def _with_weights(step: Callable[[Any, Any], Any], weights: Sequence[Any]) -> Callable[..., Any]:
+    """The step that reads ``weights`` in place of the floating arrays that it closes over."""
+
+    @wraps(step)
+    def read(z: Any, x: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(step, return_shape=True)(z, x)
+        program, arrays = with_operands(closed)
+        arrays = combine(arrays, floating(arrays), weights)
+        results = jaxpr_as_fun(program)(*arrays, *jax.tree.leaves((z, x)))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return read
 
 
 def instance_of(

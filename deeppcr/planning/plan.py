@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 import depth
-from deeppcr.adjoint import Autodiff
 from deeppcr.api import solve
 from deeppcr.checks import check_count, folded, unknown_keyword
 from deeppcr.choose import (
@@ -25,11 +24,10 @@ from deeppcr.choose import (
 from deeppcr.layers import Repeated
 from deeppcr.linearize import Choice, choose_linearization
 from deeppcr.loops import ITERATION
-from deeppcr.lower import expecting, is_left_to_xla, obstacle
+from deeppcr.lower import expecting, obstacle
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import expected_iterations
 from deeppcr.planning.candidates import (
-    SUMMED,
     Candidate,
     Instance,
     baseline,
@@ -41,7 +39,6 @@ from deeppcr.sharding import find_sharding
 from deeppcr.structure import Structure, find_structure
 from depth.analysis import analyze_loops
 from depth.cost import call_seconds
-from depth.kernels import Kernel, Loop, Program
 from depth.models import find_device
 from depth.platforms import compiled_for
 from depth.report import count, seconds, table
@@ -90,7 +87,7 @@ class Plan:
 
         With a sample, and where the predictions leave no doubt, what it should take.
         """
-        return self.forward[0].method
+        return self.forward[0].method or Sequential()
 
     @property
     def adjoint(self) -> AdjointOption:
@@ -99,12 +96,12 @@ class Plan:
 
     @property
     def sequential(self) -> Candidate:
-        """The sequential program, as it is."""
+        """`jax.lax.scan`, the sequential program as it is."""
         return baseline(self.forward)
 
     @property
     def autodiff(self) -> Candidate:
-        """The sequential program with jax's own derivative."""
+        """`jax.lax.scan` with jax's own derivative."""
         return baseline(self.gradient)
 
     @property
@@ -257,7 +254,7 @@ def plan(
         gradient, for_adjoint = _without_doubt(gradient, for_adjoint, forward[0].method)
     batch = f", a batch of {layout.batch_size}" if layout.batch_shape else ""
     found = {
-        "chosen": _promise(forward, gradient, source),
+        "chosen": _promise(forward, [] if step.not_differentiable else gradient, source),
         "because": because,
         "adjoint": for_adjoint,
         "chain": f"{steps} steps, a state of {layout.width} entries{batch}",
@@ -312,12 +309,12 @@ def _without_doubt(
 
 def _promise(forward: Sequence[Candidate], gradient: Sequence[Candidate], source: str) -> str:
     """The choice and its speedups, and what they rest on."""
-    text, (best, both) = forward[0].name, (forward[0], gradient[0])
-    if best is not (loop := baseline(forward)):
-        text += f": {_digits(loop.seconds / best.seconds)}x"
-        text += " if the chain forgets its past" if best.iterations and source == USUAL else ""
-    if both is not (autodiff := baseline(gradient)):
-        by, gain = both.name.partition(" / ")[2], autodiff.seconds / both.seconds
+    text, best = forward[0].name, forward[0]
+    text += f": {_digits(baseline(forward).seconds / best.seconds)}x"
+    text += " if the chain forgets its past" if best.iterations and source == USUAL else ""
+    if gradient:
+        both = gradient[0]
+        by, gain = both.name.partition(" / ")[2], baseline(gradient).seconds / both.seconds
         text += "; gradient " + (f"{_digits(gain)}x by {by}" if gain > 1 else f"by {by}")
     return text
 
@@ -328,34 +325,8 @@ def _predicted(instance: Instance, one: Candidate, device: depth.Device, number:
     with compiled_for(platform), expecting(number):
         jaxpr = jax.make_jaxpr(instance.program(one))(*instance.shapes)
         cost, _ = analyze_loops(jaxpr, {ITERATION: number})
-        is_plain = isinstance(one.adjoint, Autodiff | None) or one.adjoint == SUMMED
-        is_jax = isinstance(one.method, Sequential) and is_plain
-        if is_jax and platform == "cpu" and is_left_to_xla(instance.traced.step.jaxpr):
-            cost = dataclasses.replace(cost, graph=_in_one_function(cost.program))
     trips, time = number * isinstance(one.method, Newton), call_seconds(cost, device)
     return dataclasses.replace(one, cost=cost, seconds=time, iterations=trips)
-
-
-def _in_one_function(program: Program, inside: bool = False) -> Program:
-    """The program, whose loops XLA compiles to one function each by itself.
-
-    ``inside``: whether it is in such a loop, where small products call no library.
-    """
-
-    def converted(part: Any) -> Any:
-        if isinstance(part, Program):
-            return _in_one_function(part, inside)
-        if isinstance(part, Loop):
-            return dataclasses.replace(part, body=_in_one_function(part.body, True), whole=True)
-        return part
-
-    def written_out(kernel: Kernel) -> Kernel:
-        is_product = inside and kernel.kind.endswith("product")
-        return dataclasses.replace(kernel, kind="elementwise", pieces=1) if is_product else kernel
-
-    parts = tuple((converted(part), count) for part, count in program.parts)
-    kernels = tuple((written_out(kernel), count) for kernel, count in program.kernels)
-    return dataclasses.replace(program, kernels=kernels, parts=parts)
 
 
 def _sample(instance: Instance, method: Newton, block: int, shards: int) -> tuple[int, str]:

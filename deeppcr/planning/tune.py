@@ -81,12 +81,12 @@ def tune(
             ratio = f"{plain / one.seconds:.2f}x"
             rows.append((f"  {one.name}", seconds(one.seconds), ratio, seconds(one.compiling)))
     print(table(HEAD, rows, "<>>>"))
-    return timed[0].method, timed[0].adjoint
+    return next((one.method, one.adjoint) for one in timed if one.method)
 
 
 def _timed(instance: Instance, found: list[Candidate]) -> list[Candidate]:
     """The fastest first, each with its minimum of several interleaved calls."""
-    arguments, least = (instance.state, instance.chain.inputs), [math.inf] * len(found)
+    arguments, least = instance.arguments, [math.inf] * len(found)
     compiled, compiling = [], list[float]()
     for one in found:
         start = time.perf_counter()

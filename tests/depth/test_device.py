@@ -27,7 +27,6 @@ PLAIN = depth.Device(
 FULL = PLAIN.replace(
     source="made up",
     call_latency=16.0,
-    step_latencies={"elementwise": 0.5, "product": 1.5},
     piece_latency=0.25,
     vector_rates={"arithmetic": 20.0, "transcendental": 5.0},
     cache_bandwidth=5000.0,
@@ -77,31 +76,12 @@ def test_vector_rates_that_are_not_given():
     assert PLAIN.vector_rate("transcendental", "float64") == 5.0  # a tenth of arithmetic, half
 
 
-def test_latencies_by_place():
-    kinds = ["elementwise", "reduction", "product", "transposed product", "sort"]
-    steps = dict(zip(kinds, [1.0, 2.0, 3.0, 5.0], strict=False)) | {"beside product": 6.0}
-    device = PLAIN.replace(step_latencies=steps)
-    expected = {
-        "program": [4.0] * 5,
-        "loop": [1.0, 2.0, 3.0, 5.0, 1.0],  # a sort as elementwise
-        "loop with product": [6.0, 6.0, 3.0, 5.0, 6.0],
-    }
-    for place, latencies in expected.items():
-        assert [device.latency(kind, place) for kind in kinds] == latencies
-    assert PLAIN.latency("reduction", "loop") == 4.0  # no steps given
-    assert PLAIN.replace(step_latencies={"product": 3.0}).latency("sort", "loop") == 4.0
-
-
 POSITIVE = {"rates": {"float32": 0}, "vector_rates": {"move": 0.0}, "bandwidth": 0}
 BAD = {
-    **{
-        f"{figure} negative": (figure, -1.0)
-        for figure in FIGURES
-        if "rates" not in figure and figure != "step_latencies"
-    },
+    **{f"{figure} negative": (figure, -1.0) for figure in FIGURES if "rates" not in figure},
     **{
         f"{figure} of one negative": (figure, {"float32": 1.0, "x": -2})
-        for figure in ("rates", "vector_rates", "step_latencies")
+        for figure in ("rates", "vector_rates")
     },
     **{f"{figure} zero": (figure, value) for figure, value in POSITIVE.items()},
     "no rates": ("rates", {}),
@@ -148,19 +128,13 @@ def test_an_unknown_device_is_named_beside_those_there_are(device):
     assert repr(device) in str(error.value)
 
 
-def test_a_generic_cpu_has_latencies_of_its_own_and_rates_by_its_cores():
+def test_a_generic_cpu_has_more_memory_and_threads_with_more_cores():
     two = generic_cpu(2)
-    assert generic_cpu(1) == two.replace(name="generic CPU, 1 cores", memory=two.memory / 2)
     assert two.name == "generic CPU, 2 cores"
-    for cores, scale in {2: 1, 3: 1.5, 4: 2, 8: 4, 9: 4, 256: 4}.items():
-        one = generic_cpu(cores)
-        assert one.rates == {dtype: scale * rate for dtype, rate in two.rates.items()}
-        assert one.vector_rates == {kind: scale * rate for kind, rate in two.vector_rates.items()}
-        assert one.bandwidth == two.bandwidth * min(scale, 2)
-        for figure in FIGURES:
-            if "latenc" in figure:
-                assert getattr(one, figure) == getattr(two, figure)
     assert "fitted" in two.source
+    for cores, threads in {1: 1, 3: 3, 8: 8, 9: 8, 256: 8}.items():
+        changed = {"memory": cores * two.memory / 2, "threads": threads}
+        assert generic_cpu(cores) == two.replace(name=f"generic CPU, {cores} cores", **changed)
 
 
 @pytest.mark.parametrize("cores", [0, -1, 2.0, None, True], ids=repr)

@@ -239,4 +239,4 @@ def test_a_step_keeps_arrays_that_it_also_uses():
 
     loop = program(lambda x, y: lax.scan(step, x, y), X, f(9, 8)).parts[0][0]
     assert loop.body.stacks == (32,)  # the state, and not what is only kept
-    assert loop.body.slices == 3 * 32
+    assert (loop.body.read, loop.body.written) == (32, 2 * 32)

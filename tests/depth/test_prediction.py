@@ -21,13 +21,6 @@ FREE = depth.Device(
     bandwidth=math.inf,
     memory=1.0,
 )
-STEPS = {
-    "elementwise": 1.0,
-    "reduction": 2.0,
-    "vector product": 3.0,
-    "product": 4.0,
-    "transposed product": 5.0,
-}
 LOOPS = {"kernel_latency": 10.0, "loop_latency": 3.0, "trip_latency": 5.0}
 
 
@@ -74,18 +67,6 @@ def vector(**rates):
     return {"vector_rates": rates}
 
 
-def steps(**more):
-    """The figures of a loop, and latencies of its steps."""
-    return {
-        **LOOPS,
-        "step_latencies": STEPS | {name.replace("_", " "): s for name, s in more.items()},
-    }
-
-
-def product(x, w):
-    return loop(lambda x: x @ w, 9)(x)
-
-
 def branches(p, x):
     return lax.scan(lambda x, p: (choice(p, x), None), x, p)[0]
 
@@ -124,19 +105,9 @@ CASES = {
     "scan, unrolled": (unrolled(4), (X,), LOOPS, 26),
     "scan, unrolled unevenly": (unrolled(3), (X,), LOOPS, 28),
     "layers, unrolled": (layers_of(4), (Y, f(8, 8, 8)), LOOPS, 126),
-    "scan, without a loop": (unrolled(True), (X,), steps(), 80),
     "vectors, unrolled": (layers_of(4), (X, f(8, 8, 8)), LOOPS, 66),
     "long vectors, unrolled": (layers_of(4), (f(64), f(8, 64, 64)), LOOPS, 126),
-    "steps": (loop(lambda x: x * 2, 9), (X,), steps(), 36),
-    "steps of operations in a row": (loop(lambda x: (x * 2 + x) * (x - 1), 9), (X,), steps(), 54),
-    "steps of two kinds": (loop(lambda x: x - jnp.max(x), 9), (X,), steps(), 54),
-    "steps of short products": (product, (X, W), steps(short_vector_product=1.0), 45),
-    "steps of longer products": (product, (X, W), steps(short_vector_product=2.0), 54),
-    "steps of sines": (loop(lax.sin, 9), (X,), steps(), 117),
-    "steps before a loop": (lambda x: loop(lax.sin, 9)(lax.sort(x)), (X,), steps(), 127),
     "layers": (layers_of(1), (Y, f(7, 8, 8)), LOOPS, 231),
-    "layers, steps": (layers_of(1), (Y, f(7, 8, 8)), steps(), 63),
-    "layers, steps beside": (layers_of(1), (Y, f(7, 8, 8)), steps(beside_product=6.0), 133),
     "counted while": (counted, (X,), LOOPS, 117),
     # branches
     "the slowest branch": (choice, (b(), W), LAUNCH, 20),
@@ -191,19 +162,6 @@ def products(times):
 )
 def test_five_kernels_in_a_row_are_launched_at_once(program, arguments, expected):
     assert seconds(program, *arguments, **LOOPS, node_latency=2.0) == expected
-
-
-def test_an_unrolled_loop_may_be_too_large_to_be_compiled_as_one_piece():
-    device = FREE.replace(
-        small_loop=100.0, step_latencies={**STEPS, "beside product": 6.0, "crowded": 9.0}
-    )
-    plain, twice, four = (seconds(unrolled(count), X, device=device) for count in (1, 2, 4))
-    assert plain == 8 * 10  # as many operations
-    assert twice == 8 * 6 + 4 * 3 * 6  # three kernels around each trip
-    assert four == 8 * 6 + 2 * 3 * 6
-    assert seconds(unrolled(6), X, device=device) == pytest.approx(
-        8 * 9 + 8 / 6 * 3 * 9
-    )  # nine kernels in a trip are many
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def lstm(carry, x):
 
 
 def test_a_step_of_an_lstm_reads_six_arrays_backwards_and_a_cotangent(monkeypatch):
-    monkeypatch.setattr(one_function, "is_automatic", lambda: False)
+    monkeypatch.setattr(one_function, "is_hoisted", lambda: False)
     xs, read = normal(6, 3, 2, 4 * N), {}
     scan = Loop.scan
 

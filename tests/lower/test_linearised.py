@@ -104,7 +104,7 @@ def test_only_the_linear_part_is_in_the_loop(monkeypatch):
         return jnp.sum(scan(lambda z, x: (gated(W, z, x), None), z, xs)[0] ** 2)
 
     monkeypatch.setattr(Loop, "scan", recorded)
-    monkeypatch.setattr(one_function, "is_automatic", lambda: False)
+    monkeypatch.setattr(one_function, "is_hoisted", lambda: False)
     jax.jit(jax.grad(loss)).trace(Z, XS).lower(lowering_platforms=("cpu",))
     assert "mul" in found[True]
     assert not found[True] & {"tanh", "logistic", "exp", "transpose"}

@@ -31,7 +31,7 @@ def dense(z, x):
 def _wherever_it_is_possible(monkeypatch):
     """Also where it copies matrices, and where XLA does it by itself."""
     monkeypatch.setattr(rule, "copies_matrices", lambda program, states: False)
-    monkeypatch.setattr(rule, "is_automatic", lambda: False)
+    monkeypatch.setattr(rule, "is_hoisted", lambda: False)
 
 
 def is_marked(f, *operands):
@@ -290,8 +290,8 @@ def test_many_scalars_are_one_array_in_the_loop(monkeypatch):
 
 def test_what_xla_compiles_to_one_function_by_itself_is_left_to_it(monkeypatch):
     monkeypatch.undo()
-    assert rule.is_automatic() == (jax.__version_info__ >= (0, 12))
-    monkeypatch.setattr(rule, "is_automatic", lambda: True)
+    assert rule.is_hoisted() == (jax.__version_info__ >= (0, 12))
+    monkeypatch.setattr(rule, "is_hoisted", lambda: True)
     assert is_marked(partial(scan, dense), Z, XS)
     A = normal(9, 3, 3)
     step = lambda z, x: (A @ z @ A.T + jnp.sin(x), z[0])  # noqa: E731

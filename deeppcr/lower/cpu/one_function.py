@@ -27,6 +27,7 @@ from deeppcr.lower.cpu.vector_products import is_small, multiplications, parts, 
 from deeppcr.lower.in_order import Loop, Operands
 from deeppcr.programs.calls import Call
 from deeppcr.programs.terms import is_real_product
+from depth.compilers import is_hoisted, is_one_function
 from depth.counts import contracted, convolved, matrices, size
 from depth.jaxprs import bind, called, equations, moved_by, run
 from depth.primitives import primitive
@@ -34,7 +35,6 @@ from depth.primitives import primitive
 # What XLA reads from a call. It is private to XLA: see `is_honoured`.
 MARK = {"xla_cpu_small_call": "true", "inlineable": "false"}
 UNMARK = {"xla_cpu_small_call": "false", "inlineable": "true"}
-EMITTED = b"computation_kernel"  # stands in the code of such a function (jax 0.10 to 0.12)
 # The operations that such a function may contain, in any number.
 _NAMES = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh broadcast_in_dim cbrt ceil clamp
@@ -103,7 +103,7 @@ def is_honoured() -> bool:
 
     Not on import: that would start jax's devices before `jax.distributed.initialize` can.
     """
-    found = _is_one_function(lambda loop, x: _marked(x, call_jaxpr=loop))
+    found = is_one_function(lambda loop, x: _marked(x, call_jaxpr=loop))
     if found is False:
         warnings.warn(
             f"loops on a CPU run as in jax.lax.scan, not as one function, which was faster: "
@@ -113,32 +113,9 @@ def is_honoured() -> bool:
     return bool(found)
 
 
-@cache
-def is_automatic() -> bool:
-    """Whether XLA compiles loops without products to one function by itself; asked once."""
-    return bool(_is_one_function(lambda loop, x: run(loop, [x], bind)))
-
-
-def _is_one_function(by: Callable[[Any, Array], Any]) -> bool | None:
-    """Whether a loop over a kilobyte is one, as ``by`` runs it; None without a CPU."""
-    vector = jax.ShapeDtypeStruct((1024,), jnp.float32)
-    loop = jax.make_jaxpr(lambda x: lax.fori_loop(0, 2, lambda _, x: jnp.sin(x) + x[::-1], x))
-    try:
-        device = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # the program is exported from a machine that jax uses without its CPU
-        return None
-    try:
-        with jax.default_device(device):
-            compiled = jax.jit(partial(by, loop(vector))).lower(vector).compile()
-        code: Any = compiled.runtime_executable()
-        return EMITTED in code.serialize()
-    except Exception:  # an interface of jax has changed
-        return False
-
-
 def is_left_to_xla(program: Any) -> bool:
     """Whether XLA compiles a loop over a program to one function by itself, as well as can be."""
-    return multiplies_little(program) and is_automatic()
+    return multiplies_little(program) and is_hoisted()
 
 
 def multiplies_little(program: Any) -> bool:

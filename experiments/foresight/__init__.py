@@ -1,0 +1,1 @@
+"""Predicted times beside measured ones, for programs that no constant was fitted to."""
