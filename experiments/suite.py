@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
     add("--quick", action="store_true", help="the quick version of each: a minute on two cores")
     add("--only", nargs="+", choices=WEIGHTS, metavar="NAME", help="these experiments (all)")
     add("--budget", type=positive, metavar="S", help="seconds for all of them (no limit)")
-    add("--out", type=Path, metavar="DIR", help="write to DIR/<device> (experiments/results)")
+    add("--out", type=Path, metavar="DIR", help="write below DIR (experiments/results)")
     options = parser.parse_args(argv)
     names = [name for name in WEIGHTS if not options.only or name in options.only]
     out, rows = options.out and options.out.absolute(), list[Row]()

@@ -389,7 +389,7 @@ def main(argv: list[str]) -> None:
     """Draw the pictures of result files anew: of those named, or of all that are stored."""
     from experiments.bench.results import FOLDER, read
 
-    for path in map(Path, argv or sorted(map(str, FOLDER.glob("*/*.jsonl")))):
+    for path in map(Path, argv or sorted(map(str, FOLDER.glob("*/*/*.jsonl")))):
         if found := drawer(path.stem)(read(path)[1]):
             print(*save(path.with_suffix(".png"), found), sep="\n")
 

@@ -1,4 +1,7 @@
-"""Result files: JSON lines; the first says where and when the others were measured."""
+"""Result files: JSON lines; the first says where and when the others were measured.
+
+Each device has a folder, and in it each version of jax: `results/cpu/jax-0.12/headline.jsonl`.
+"""
 
 import datetime
 import json
@@ -22,7 +25,7 @@ FOLDER = Path(__file__).parent.parent / "results"
 KEY = {  # cells that say what was measured
     *("part", "title", "kind", "data", "activation", "chain", "w", "L", "batch", "modules"),
     *("steps", "direction", "program", "method", "form", "k", "gain", "problem", "source"),
-    *("options", "tolerance", "scheduler", "entry", "target", "variant", "jax"),
+    *("options", "tolerance", "scheduler", "entry", "target", "variant"),
 }
 Rows = list[dict[str, Any]]
 
@@ -55,8 +58,18 @@ def environment() -> dict[str, Any]:
 
 
 def path_of(name: str, folder: Path | None = None) -> Path:
-    """The path of a result file of this device: `folder/<device>/<name>.jsonl`."""
-    return (folder or FOLDER) / device() / f"{name}.jsonl"
+    """The path of a result file of this device: `folder/<device>/jax-<version>/<name>.jsonl`."""
+    return (folder or FOLDER) / device() / f"jax-{version()}" / f"{name}.jsonl"
+
+
+def folders(folder: Path = FOLDER) -> list[Path]:
+    """Those of each device and version of jax, by device, the newest version first."""
+
+    def order(path: Path) -> tuple[str, list[int]]:
+        numbers = path.name.removeprefix("jax-").split(".")
+        return path.parent.name, [-int(number) for number in numbers]
+
+    return sorted(folder.glob("*/jax-*"), key=order)
 
 
 def write(

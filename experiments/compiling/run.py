@@ -9,8 +9,7 @@ training  a jitted `jax.lax.scan` of 200 Adam steps on 16 equal residual modules
 
 Each program is traced and compiled from scratch several times, in turn with the others, and the
 least times count. Of layers, the sequential programs are the Python loop and `jax.lax.scan` with
-unroll 1, 4 and 16; of the training loops, the two with plain Adam. Rows of several versions of jax
-stay beside each other in one file.
+unroll 1, 4 and 16; of the training loops, the two with plain Adam.
 """
 
 import importlib.util
@@ -31,7 +30,6 @@ from experiments.bench.engine import bench, distance
 from experiments.bench.plots import Figures, lines, styled
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
-from experiments.bench.results import version
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort, interleave
 from experiments.compiling.layers import layers, training
@@ -50,7 +48,6 @@ PROGRAM = {
 }
 STAGES = {
     "title": "what is computed",
-    "jax": "version of jax",
     **PROGRAM,
     "over lax.scan": "its seconds over those of jax.lax.scan",
     "trace s": "CPU seconds to trace",
@@ -97,7 +94,7 @@ def stages(title: str, effort: Effort, builds: int) -> Iterator[Row]:
     errors = {name: distance(call(), expected) for name, call in calls.items()}
     timings = interleave(calls, effort)
     for name, each in found.items():
-        row: Row = {"part": "programs", "title": title, "jax": version(), "program": name}
+        row: Row = {"part": "programs", "title": title, "program": name}
         row |= {"seconds": each.total, "over lax.scan": each.total / found[SCAN].total}
         row |= {"trace s": each.trace, "lower s": each.lower, "compile s": each.compile}
         llvm = seconds_of_llvm(functions[name], program.parameters)
@@ -107,12 +104,12 @@ def stages(title: str, effort: Effort, builds: int) -> Iterator[Row]:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """What the programs come to, for each version of jax."""
-    for jax_version in dict.fromkeys(row["jax"] for row in rows if row["part"] == "programs"):
-        mine = [row for row in rows if row.get("jax") == jax_version and row["program"] != SCAN]
+    """What the programs come to."""
+    mine = [row for row in rows if row["part"] == "programs" and row["program"] != SCAN]
+    if mine:
         ratios = [row["over lax.scan"] for row in mine]
         yield (
-            f"jax {jax_version}: deeppcr.scan takes {geometric_mean(ratios):.2f} times the seconds "
+            f"deeppcr.scan takes {geometric_mean(ratios):.2f} times the seconds "
             f"of {SCAN} to trace and compile (geometric mean), {max(ratios):.2f} at worst.\n"
         )
 

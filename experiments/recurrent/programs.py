@@ -13,7 +13,6 @@ import deeppcr
 import depth
 from experiments.bench.engine import AUTO, Case, bench
 from experiments.bench.programs import Scan, baselines, fused
-from experiments.bench.results import version
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 
@@ -47,7 +46,7 @@ class Problem:
         """Loops, the default, and what else there is."""
         loops = baselines(self.program, self.labels["L"], longest=0)
         return Case(
-            {**self.labels, "direction": self.direction, "jax": version()},
+            {**self.labels, "direction": self.direction},
             self.arguments,
             loops | fused(self.program, self.arguments[0], batch_ndim=1),
             {AUTO: self.program(deeppcr.scan), **self.others},

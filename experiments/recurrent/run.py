@@ -7,8 +7,6 @@ wide      states that are matrices, selective state spaces, large batches, besid
           steps under a `jax.checkpoint`
 buffers   a step updates one entry of n: time and memory of n steps, which should be linear in n
 forward   GRUs, forward pass
-
-Rows of several versions of jax stay beside each other in one file.
 """
 
 import dataclasses
@@ -21,7 +19,6 @@ import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH
 from experiments.bench.engine import Case, bench
-from experiments.bench.results import version
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.gradients.layers import Layer
@@ -67,7 +64,7 @@ def measured(part: str, one: Any, device: depth.Device, effort: Effort) -> Itera
 def layer(one: Layer) -> Case:
     """`flax.nnx.RNN` and `deeppcr.nn.RNN`, among the networks."""
     labels = {"part": "networks", "kind": "LSTM, nnx.RNN", "w": one.units, "L": one.length}
-    labels |= {"batch": one.batch, "direction": "gradient", "jax": version()}
+    labels |= {"batch": one.batch, "direction": "gradient"}
     return dataclasses.replace(one.case(), labels=labels)
 
 
