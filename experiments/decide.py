@@ -140,15 +140,20 @@ class Chain:
         adjoint: Any = plan.adjoint
         return f"{method} / {names.get(type(adjoint)) or name_of(adjoint.linear)}"
 
-    def measure(self, device: depth.Device, effort: Effort) -> dict[str, Outcome]:
-        """All programs, timed beside each other: the loops, "auto" and the candidates."""
+    def case(self) -> Case:
+        """All programs: the loops, "auto" and the candidates."""
         loops = baselines(self.program, self.specimen.length, LONGEST_LOOP)
         programs = {AGAIN: self.program(lax.scan), AUTO: self.program(Setting().scan)}
         for name, setting in CANDIDATES[self.direction].items():
             if name not in BLOCKS or self.specimen.jacobian_bytes <= MOST_BYTES:
                 programs[name] = self.program(setting.scan)
         programs |= fused(self.program, self.task.arguments, batch_ndim=1)
-        return measure(Case({}, [self.task.arguments], loops, programs), effort, device, LONGEST)
+        labels = {"chain": self.specimen.name, "direction": self.direction}
+        return Case(labels, [self.task.arguments], loops, programs)
+
+    def measure(self, device: depth.Device, effort: Effort) -> dict[str, Outcome]:
+        """All programs, timed beside each other."""
+        return measure(self.case(), effort, device, LONGEST)
 
 
 @cache
@@ -331,6 +336,12 @@ def _regret(rows: Sequence[Row]) -> Any:
     panels[0].set_ylabel("regret [% of the fastest]")
     legend(drawing, 6)
     return drawing
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    specimens = zoo.Specimen("gru", 4, 64, 1), zoo.Specimen("tanh", 8, 64, 8)
+    return [chain.case() for specimen in specimens for chain in Chain.both(specimen)]
 
 
 def main(argv: list[str]) -> None:

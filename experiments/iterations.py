@@ -138,16 +138,19 @@ class Bench(NamedTuple):
     effort: Effort
     few: tuple[str, ...] | None = None  # names of the forms to run; None for all
 
-    def rows(self, labels: Row, model: Model, methods: Mapping[str, Newton]) -> Iterator[Row]:
-        """A row for every loop and every method."""
+    def case(self, labels: Row, model: Model, methods: Mapping[str, Newton]) -> Case:
+        """Every loop and every method."""
         names = [name for name in methods if self.few is None or name in self.few]
-        case = Case(
+        return Case(
             labels,
             arguments=[(model.z0, model.inputs)],
             baselines=baselines(partial(by_loop, model.step), model.length, LOOP),
             variants={name: by_method(model.step, methods[name]) for name in names},
         )
-        return bench(case, self.device, self.effort, LONGEST)
+
+    def rows(self, labels: Row, model: Model, methods: Mapping[str, Newton]) -> Iterator[Row]:
+        """A row for every loop and every method."""
+        return bench(self.case(labels, model, methods), self.device, self.effort, LONGEST)
 
     def forms(self, chain: Chain) -> Iterator[Row]:
         """Every form on one chain."""
@@ -257,6 +260,12 @@ def pictures(rows: Sequence[Row]) -> Figures:
 
 def _chain(row: Row) -> str:
     return f"{row['chain']}, {row['w']} x {row['L']:,}"
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    found, bench = problem("gru", 4, 64), Bench(depth.at_hand(), Effort())
+    return [bench.case(found.labels("forms"), found.model, {**dict(forms(found)), **DAMPED})]
 
 
 def main(argv: list[str]) -> None:

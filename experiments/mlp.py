@@ -161,6 +161,11 @@ def pictures(rows: Sequence[Row]) -> Figures:
     return drawn
 
 
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    return [case(Size("tanh", 64, 4, 1), direction) for direction in MAKERS]
+
+
 def main(argv: list[str]) -> None:
     """Measure the sizes that the command line asks for."""
     arguments = command.parser("mlp", __doc__)

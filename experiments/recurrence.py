@@ -126,6 +126,11 @@ def pictures(rows: Sequence[Row]) -> Figures:
     return found
 
 
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    return [case(64, 4, PARALLEL), case(64, 4, ("auto",))]
+
+
 def main(argv: list[str]) -> None:
     """Time the solvers."""
     options = command.parser("recurrence", __doc__).parse_args(argv)

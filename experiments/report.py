@@ -18,7 +18,7 @@ from statistics import median
 
 from experiments.bench import results
 from experiments.bench.table import Row, markdown
-from experiments.headline import HEADLINES, TITLE
+from experiments.headline import HEADLINES, RATIO, TITLE
 
 BEGIN, END = (
     "<!-- results: made by python -m experiments report --readme -->",
@@ -27,7 +27,7 @@ BEGIN, END = (
 NOTE = (
     "**Speedup** is that of what deeppcr does if nothing is asked for, over the best loop: the "
     "fastest of `jax.lax.scan`, the same with `unroll=4` or `16`. Below 1 is slower. *Predicted* "
-    "by `depth`, from the program alone; the ratio is of predicted to measured times. *Compile*: "
+    "by `depth`, from the program alone; times in milliseconds. *Compile*: "
     "seconds to trace and to compile, in brackets `jax.lax.scan`. *Published* speedups are of "
     "parallel programs on GPUs, over other loops."
 )
@@ -102,7 +102,7 @@ def headlines(device: Device) -> str:
         row["predicted"] = default.get("predicted speedup", "")
         row["over `lax.scan`"] = default.get("over lax.scan", "")
         row |= {"ms": default.get("ms", ""), "predicted ms": default.get("predicted ms", "")}
-        row["ratio"] = 2 ** default["log2"] if "log2" in default else ""
+        row[RATIO] = default.get(RATIO, "")
         row["compile s"] = "{:.2g} ({:.2g})".format(*built) if all(built) else ""
         rows.append(row | {"published": headline.published})
     return markdown(rows)

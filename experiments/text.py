@@ -23,6 +23,7 @@ from jax import Array, lax
 
 import deeppcr
 from experiments.bench import command
+from experiments.bench.engine import Case
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort, interleave
 from experiments.models.training import Params, normal, train
@@ -247,6 +248,14 @@ def pixels(name: str, entries: Map, steps: int, count: int, effort: Effort) -> I
         noise = jax.random.normal(jax.random.key(2), shape, jnp.float32)
     params = trained(entries, data, PIXELS, steps)
     yield measured(name, entries, params, [data[0, :0]] * count, noise, effort)
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    entries = tokens(LEVELS)
+    params = weights(entries, 16, jax.random.key(0))
+    arguments = params, jnp.zeros(2, jnp.int32), jnp.zeros((16, LEVELS), jnp.float32)
+    return [Case({"entries": "tokens"}, [arguments], {}, {"": partial(parallel, entries, None)})]
 
 
 def main(argv: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from experiments.bench import results
+from experiments.bench import fresh, results
 from experiments.bench.plots import Figures, can_draw, save
 from experiments.bench.progress import INTERRUPTED, PROGRESS
 from experiments.bench.summary import best
@@ -105,9 +105,9 @@ def run(
                 used.update({name: columns[name] for name in names})
                 PROGRESS.print(text + "\n")
 
-    def write(complete: bool) -> None:
+    def write(complete: bool, **about: Any) -> None:
         before = [] if complete else older
-        results.write(kept, every, before, quick=options.quick, complete=complete)
+        results.write(kept, every, before, quick=options.quick, complete=complete, **about)
 
     if options.quick:
         PROGRESS.print(f"{options.name}, quick version: few and small cases.\n")
@@ -127,7 +127,11 @@ def run(
                 finally:
                     show([row for row in every[first:] if row.get("part", "") not in together])
                 jax.clear_caches()  # compiled programs of cases that are done would fill the memory
-        write(complete=not ending)
+        about = {}
+        if options.keep and not options.quick:
+            PROGRESS.say("which programs these were")
+            about[fresh.PROGRAMS] = fresh.digests(options.name)
+        write(complete=not ending, **about)
     except KeyboardInterrupt:
         ending, code = "Stopped by Ctrl-C", INTERRUPTED
         write(complete=False)

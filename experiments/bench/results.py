@@ -4,6 +4,8 @@ Each device has a folder, and in it each version of jax: `results/cpu/jax-0.12/h
 """
 
 import datetime
+import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -28,6 +30,14 @@ KEY = {  # cells that say what was measured
     *("options", "tolerance", "scheduler", "entry", "target", "variant"),
 }
 Rows = list[dict[str, Any]]
+
+
+def experiment(name: str) -> Any:
+    """The module of an experiment: of this package, or ``run`` of a package in it."""
+    spec = importlib.util.find_spec(f"experiments.{name}")
+    assert spec is not None, name
+    package = f"{spec.name}.run" if spec.submodule_search_locations else spec.name
+    return importlib.import_module(package)
 
 
 def device() -> str:

@@ -26,7 +26,7 @@ import deeppcr
 import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH
-from experiments.bench.engine import bench, distance
+from experiments.bench.engine import Case, bench, distance
 from experiments.bench.plots import Figures, lines, styled
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
@@ -124,6 +124,16 @@ def pictures(rows: Sequence[Row]) -> Figures:
         panels = {name: (mine, *key) for name, key in keys.items()}
         found["layers"] = lines(title, panels, "L", "layers")
     return found
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    programs = {name: PROGRAMS[name]() for name in ("GRU, 16 units", "Lotka-Volterra, RK4")}
+    cases = [
+        Case({"title": name}, [(one.parameters,)], {}, {"deeppcr.scan": one.by(deeppcr.scan)})
+        for name, one in programs.items()
+    ]
+    return [*cases, layers(4), training(2, 3)]
 
 
 def main(argv: list[str]) -> None:

@@ -25,11 +25,12 @@ import jax
 import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST, LABELS
+from experiments.bench.engine import Case
 from experiments.bench.plots import Figures, curves, dots, lines, loops, styled
 from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
-from experiments.gradients.layers import layers
+from experiments.gradients.layers import Layer, layers
 from experiments.gradients.learner import Learner
 from experiments.gradients.network import DIRECTIONS, Network, Size
 from experiments.gradients.tasks import tasks
@@ -150,6 +151,13 @@ def pictures(rows: Sequence[Row]) -> Figures:
         }
         found["training"] = curves("A GRU learns: the same curve by every program", tasks)
     return found
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    sizes = Size(Network("gru", 4), 300, 8, "adjoints"), Size(Network("lstm", 4), 300)
+    cells = Layer("GRUCell", 50, 4, 8), Layer("ParaLSTM", 50, 4, 8)
+    return [*(size.case("gradient") for size in sizes), *(cell.case() for cell in cells)]
 
 
 def main(argv: list[str]) -> None:

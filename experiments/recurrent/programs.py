@@ -1,7 +1,7 @@
 """What all tables have in common: outputs by a scan, and the gradient of their mean square."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,10 @@ class Problem:
             loops | fused(self.program, self.arguments[0], batch_ndim=1),
             {AUTO: self.program(deeppcr.scan), **self.others},
         )
+
+    def alone(self) -> "Problem":
+        """Without other programs."""
+        return replace(self, others={})
 
     def rows(self, device: depth.Device, effort: Effort) -> Iterator[Row]:
         """The rows of the case; that of the default says what the plan has chosen."""

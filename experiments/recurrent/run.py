@@ -76,6 +76,13 @@ def summary(rows: Sequence[Row]) -> Iterator[Any]:
             yield "\n".join(said(lines))
 
 
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    sizes = Size("LSTM", 16, 20, 8), Size("GRU", 8, 20, 1)
+    wide = beside_checkpoints(PROGRAMS[0]._replace(size=8, length=32))
+    return [layer(LAYER._replace(length=20)), wide.case(), *(one.problem().case() for one in sizes)]
+
+
 def main(argv: list[str]) -> None:
     """Measure what the command line asks for."""
     options = command.parser("recurrent", __doc__, PARTS).parse_args(argv)

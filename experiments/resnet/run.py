@@ -266,6 +266,11 @@ def pictures(rows: Sequence[Row]) -> Figures:
     return found
 
 
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    return [case(Task(Shape(16), BATCH, 1), ("auto", "identity / identity"))]
+
+
 def main(argv: list[str]) -> None:
     """Measure and train."""
     options = command.parser("resnet", __doc__, PARTS).parse_args(argv)
