@@ -82,16 +82,16 @@ def heads(kind: int) -> Callable[[int], Case]:
     return lambda length: wide.PROGRAMS[kind]._replace(length=length).problem().case()
 
 
-def loss(
-    of: Callable[[int], loops.Loop | Program], w: int, batch: int = 1
-) -> Callable[[int], Case]:
+def alone(program: Program) -> loops.Loop:
+    """A program as a loss, its parameters, and no inputs."""
+    return program.loss, program.parameters, ()
+
+
+def loss(of: Callable[[int], loops.Loop], w: int, batch: int = 1) -> Callable[[int], Case]:
     """The value and the gradient of a loss with ``w`` numbers in a state."""
 
     def made(length: int) -> Case:
-        found = of(length)
-        if isinstance(found, Program):
-            found = found.loss, found.parameters, ()
-        f, params, inputs = found
+        f, params, inputs = of(length)
 
         def program(scan: Scan) -> Callable[..., Any]:
             return jax.value_and_grad(partial(f, scan))
@@ -140,16 +140,16 @@ PROGRAMS = (  # the most important first
     Headline("GRU, 32 units, T = {}, batch 16, gradient", trained("GRU", 32, 16), 500),
     Headline("GRU, 8 units, T = {:,}, batch 8, gradient", trained("GRU", 8, 8), 1000),
     Headline("gated delta rule, 4 heads of 64, T = {:,}, gradient", heads(0), 2048),
-    Headline("linear attention, 4 heads of 64, T = {:,}, gradient", heads(2), 2048),
+    Headline("linear attention, 4 heads of 64, T = {:,}, gradient", heads(1), 2048),
     Headline(
         "Kalman filters, 4 states, T = {}, batch 16, gradient",
-        loss(partial(kalman, batch=16), 20, 16),
+        loss(lambda length: alone(kalman(length, 16)), 20, 16),
         500,
     ),
     Headline("Gaussian process, Matern 5/2, T = {:,}, gradient", loss(loops.gp, 12), 2000),
     Headline(
         "Lotka-Volterra, RK4, {:,} steps, batch 8, gradient",
-        loss(lambda length: predators(length, 8), 2, 8),
+        loss(lambda length: alone(predators(length, 8)), 2, 8),
         2000,
     ),
     Headline("MLP, {} layers of 8 tanh units, gradient", layers("gradient"), 1024),

@@ -17,7 +17,7 @@ from experiments.bench.command import positive
 from experiments.bench.progress import INTERRUPTED, PROGRESS
 from experiments.bench.table import Row, show
 
-TAKES = "1 h"
+TAKES = "30 min"
 GRACE = 0.1  # share of its time in which an experiment finishes its last case, and the picture
 ROOT = Path(__file__).parent.parent
 WEIGHTS = {  # shares of the time that is left, the most important first

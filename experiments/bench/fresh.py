@@ -15,7 +15,8 @@ from experiments.bench import results
 from experiments.bench.engine import Case, Variant
 
 PROGRAMS = "programs"  # in the head of a result file
-NAMED = re.compile(r"func\.func (?:public |private )?@([\w.$]+)")
+SYMBOL = r'@([\w.$]+|"[^"]*")'
+NAMED = re.compile(r"func\.func (?:public |private )?" + SYMBOL)
 
 
 def digests(name: str) -> dict[str, str]:
@@ -38,7 +39,7 @@ def digest(variant: Variant, case: Case) -> str:
         arguments = jax.eval_shape(variant.prepare, *arguments)
     text = jax.jit(lambda *arguments: variant.run(*arguments)).lower(*arguments).as_text()
     number = {name: str(number) for number, name in enumerate(NAMED.findall(text))}
-    text = re.sub(r"@([\w.$]+)", lambda found: f"@{number.get(found[1], found[1])}", text)
+    text = re.sub(SYMBOL, lambda found: f"@{number.get(found[1], found[1])}", text)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

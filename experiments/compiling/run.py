@@ -3,7 +3,7 @@
 programs  gradients of loops whose steps have many equations, or few, and of jax's transformations
           of them: jax.lax.scan beside deeppcr.scan, stage by stage, in CPU seconds of all threads
 layers    the gradient of a loss through L equal flax modules, in a list or stacked: a Python loop
-          (up to 256 layers: from there on it takes minutes), a scan, deeppcr
+          (up to 64 layers: of 1024 it takes minutes), a scan, deeppcr
 training  a jitted `jax.lax.scan` of 200 Adam steps on 16 equal residual modules of 12 small arrays:
           a list of modules, stacked modules, packed ones. Parameters and losses are compared
 
@@ -40,8 +40,8 @@ PARTS = ("programs", "layers", "training")
 SCANS = {SCAN: lax.scan, "deeppcr.scan": deeppcr.scan}
 LENGTHS, QUICK_LENGTHS = (16, 64, 256, 1024), (4, 16)
 QUICK_PROGRAMS = ("GRU, 16 units",)
-BUILDS = {"programs": 3, "layers": 3, "training": 5}  # of each program; 1 with --quick
-TAKES = "10 min"
+BUILDS = {"programs": 2, "layers": 2, "training": 3}  # of each program; 1 with --quick
+TAKES = "3 min"
 PROGRAM = {
     "program": "what runs; sequential programs first",
     "seconds": "seconds to trace and compile together",

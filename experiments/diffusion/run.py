@@ -36,7 +36,7 @@ from experiments.diffusion.latent import CLASSES, Generator, Training, generator
 from experiments.diffusion.sampling import SCHEDULERS, Reference, Setup, schedule_of
 from experiments.models import denoiser
 
-TAKES = "40 min"
+TAKES = "6 min"
 QUALITIES = {
     "W1 to sequential": "W1 to the sequential samples from the same noise",
     "same class": "share of samples with the class of the sequential sample",
@@ -132,7 +132,15 @@ class Scale:
 
 
 ACCELERATOR = Scale()
-CPU = Scale(middle=(16, 200, 1), longest=2.0)
+CPU = Scale(
+    sizes=(16, 64),
+    steps=(50, 200),
+    batches=(1, 16),
+    middle=(16, 200, 1),
+    counts=(("dense", (1, 3)), ("diagonal", (1, 4)), ("gaussian", (1, 4)), ("picard", (4, 16))),
+    schedulers=("DDIM", "DDPM", "DPM-Solver++"),
+    longest=2.0,
+)
 QUICK = Scale(
     sizes=(16,),
     steps=(50,),

@@ -24,7 +24,7 @@ class Problem:
     """A recurrent program of one size.
 
     Attributes:
-        labels: its first cells: part, kind, w, L, batch, and a title if the README shows it.
+        labels: its first cells: part, kind, w, L, batch.
         outputs: makes the outputs, a function of the arguments, from a scan.
         arguments: tuples of them; the gradient is by the first.
         others: programs beside `jax.lax.scan` and the default.

@@ -11,13 +11,19 @@ import pytest
 
 from experiments import __main__ as program
 from experiments import suite
-from experiments.bench import command, results
+from experiments.bench import command, fresh, results
 from experiments.bench.command import parser
 from experiments.bench.plots import Figures, sheet
 from experiments.bench.table import Row
 from tests.experiments.conftest import interrupted
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is run here is no experiment."""
+    monkeypatch.setattr(fresh, "digests", lambda name: {"auto": f"digest of {name}"})
 
 
 def run(tmp_path: Path, *cases: Callable[[], Iterator[Row]], **options: Any) -> None:
@@ -52,6 +58,7 @@ def test_a_run_prints_tables_and_their_legend_and_leaves_rows_and_a_picture(
     assert printed.err == ""
     (environment,), rows = results.read(folder / "toy.jsonl")
     assert (environment["complete"], rows) == (True, [*first, *both, *second, *both])
+    assert environment["programs"] == {"auto": "digest of toy"}
 
 
 def test_what_is_stopped_leaves_its_rows_and_their_table(
