@@ -1,4 +1,4 @@
-"""How fast is deeppcr on the programs of the README, and where others have published speedups?
+"""How fast is deeppcr on programs that people run, and where others have published speedups?
 
 Each is compared with `jax.lax.scan`, with unrolled loops, on a GPU with the loop that is one
 kernel, and with parallel programs. All results are compared with that of `jax.lax.scan` in float64.
