@@ -40,7 +40,7 @@ from experiments.models.chains import Model
 
 PARTS = ("regret", "map", "giving-up")
 DIRECTIONS = ("forward", "gradient")
-CHAINS = 24
+CHAINS = 18
 SMALL = zoo.Specimen("tanh", 4, 64, 1)  # with --quick
 FIRST = 3 * len(zoo.KINDS)  # chains that come before the other parts
 FAR_DEVICES = ("H200", "A100", "TPU v5e")
@@ -65,7 +65,7 @@ CANDIDATES: Mapping[str, Mapping[str, Setting]] = {
 }
 BLOCKS = ("newton", "sequential / sequential", "sequential / pcr", "newton / pcr")  # have Jacobians
 LEAST: Any = {"most": 100, "slow": 5.0}  # for minima: many calls of fast programs, two of slow ones
-TAKES = "4 min"
+TAKES = "2 min"
 LAST = {
     "temp MB": BENCH["temp MB"],
     "lax.scan MB": "the same of jax.lax.scan",

@@ -34,6 +34,7 @@ from experiments.resnet.network import Shape
 
 TAKES = "5 min"
 LONGEST = 5.0  # seconds of one call
+PATIENCE = 2.0  # seconds of all calls of a program
 RATIO = "predicted / measured"
 TITLE = "title"  # the cell that says which of `HEADLINES` a row is of
 KEPT = ("L", "w", "batch", "direction")  # what else is said of a case
@@ -208,7 +209,7 @@ def samples() -> list[Case]:
 def main(argv: list[str]) -> None:
     """Measure all programs."""
     options = command.parser("headline", __doc__).parse_args(argv)
-    device, effort = depth.at_hand(), Effort(options.repeats)
+    device, effort = depth.at_hand(), Effort(options.repeats, patience=PATIENCE)
     length, titles = (SHORT, QUICK) if options.quick else (None, HEADLINES)
 
     def rows(title: str) -> Iterator[Row]:

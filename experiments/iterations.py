@@ -34,7 +34,7 @@ from experiments.bench.timing import Effort
 from experiments.models import autoregressive, chains
 from experiments.models.chains import Model
 
-TAKES = "3 min"
+TAKES = "2 min"
 CASE = {"chain": "kind of chain", "w": LABELS["w"], "L": LABELS["L"]}
 RATE = {"growth rate": "factor by which a step amplifies differences, in the mean"}
 ROWS = {**CASE, **RATE, **{key: text for key, text in BENCH.items() if key not in LABELS}}
@@ -77,6 +77,7 @@ DAMPED = {  # at most 300 iterations
 }
 LOOP = 128  # the longest Python loop among the baselines
 LONGEST = 10.0  # seconds; what is predicted to take longer is not run
+PATIENCE = 1.0  # seconds of all calls of a program
 IMAGES = 128  # of the classifier
 
 
@@ -272,7 +273,8 @@ def main(argv: list[str]) -> None:
     """Measure what the command line asks for."""
     options = command.parser("iterations", __doc__, PARTS).parse_args(argv)
     quick = options.quick
-    bench = Bench(depth.at_hand(), Effort(options.repeats), QUICK_FORMS if quick else None)
+    effort = Effort(options.repeats, patience=PATIENCE)
+    bench = Bench(depth.at_hand(), effort, QUICK_FORMS if quick else None)
     damped: dict[str, Callable[[], Model]] = {
         f"sampling gru, seed {seed}": partial(autoregressive.sampled, seed, SAMPLED)
         for seed in range(0 if quick else SEEDS)

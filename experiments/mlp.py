@@ -68,7 +68,7 @@ def sizes(quick: bool, on_cpu: bool) -> list[Size]:
     if quick:
         return [Size("tanh", length, 4, 1) for length in (1024, 512)]
     widths = (2, 8, 32) if on_cpu else (2, 8)
-    found = [Size("tanh", *each, 1) for each in product((1024, 4096, 128), widths)]
+    found = [Size("tanh", *each, 1) for each in product((1024, 4096, 64), widths)]
     return found + [Size(kind, 1024, 8, n) for kind, n in (("tanh", 8), ("relu", 1))]
 
 

@@ -36,7 +36,7 @@ from experiments.diffusion.latent import CLASSES, Generator, Training, generator
 from experiments.diffusion.sampling import SCHEDULERS, Reference, Setup, schedule_of
 from experiments.models import denoiser
 
-TAKES = "6 min"
+TAKES = "4 min"
 QUALITIES = {
     "W1 to sequential": "W1 to the sequential samples from the same noise",
     "same class": "share of samples with the class of the sequential sample",
@@ -78,7 +78,7 @@ METHODS: dict[str, Mapping[str, Any]] = {  # options of `deeppcr.diffusion.sampl
     name: {"method": dataclasses.replace(newton, window=WINDOW if name in WINDOWED else None)}
     for name, newton in ITERATIONS.items()
 }
-COUNTED_DRAWS = 2  # samples whose iterations are counted
+COUNTED_DRAWS = 1  # samples whose iterations are counted
 MOST_COLUMNS = 6_000_000  # of Jacobians, where a count stops: after about a minute on two cores
 CONVERGED = "converged"
 ROUNDING, RELATIVE, NOISE = "rounding", "1e-3", "noise"

@@ -35,7 +35,7 @@ from experiments.gradients.learner import Learner
 from experiments.gradients.network import DIRECTIONS, Network, Size
 from experiments.gradients.tasks import tasks
 
-TAKES = "3 min"
+TAKES = "2 min"
 TRAINING = {
     **LABELS,
     "program": BENCH["program"],

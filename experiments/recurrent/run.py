@@ -27,7 +27,6 @@ from experiments.recurrent.networks import TRAINED, Size
 from experiments.recurrent.wide import BUFFERS, NETWORKS, PROGRAMS, beside_checkpoints
 
 TAKES = "3 min"
-PATIENCE = 5.0  # seconds of all calls of a program: wide states take seconds each
 PARTS = ("networks", "wide", "buffers", "forward")
 TABLES = dict.fromkeys(PARTS, BENCH) | {f"{part}, compared": COLUMNS for part in PARTS}
 LAYER = Layer("OptimizedLSTMCell", 200, 128, 16, features=128)
@@ -86,7 +85,7 @@ def samples() -> list[Case]:
 def main(argv: list[str]) -> None:
     """Measure what the command line asks for."""
     options = command.parser("recurrent", __doc__, PARTS).parse_args(argv)
-    device, effort = depth.at_hand(), Effort(options.repeats, patience=PATIENCE)
+    device, effort = depth.at_hand(), Effort(options.repeats)
     jobs = [
         partial(measured, part, one, device, effort)
         for part, every in sizes(options.quick).items()

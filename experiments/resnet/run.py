@@ -45,7 +45,7 @@ RATE = 0.08  # over sqrt(L): else the steps of many blocks add up and amplify di
 PARTS = ("times", "training", "approximate")
 BATCH = 16  # digits in a step
 WARM = 50  # training steps before a step is timed
-LONGEST_LOOP = 64  # blocks of a Python loop
+LONGEST_LOOP = 32  # blocks of a Python loop
 TAKES = "2 min"
 CASE = {"data": "digits to learn", "activation": "activation of a block", **LABELS}
 TRAINING = {
@@ -91,7 +91,7 @@ class Scale:
 
 
 QUICK = Scale((80,), 80, 30, 5.0, 0.2, (), FEW := ("auto", "identity / identity"), FEW)
-ON_CPU = Scale((64, 1024), 64, 100, 5.0, 0.3, (1, 3))
+ON_CPU = Scale((32, 1024), 64, 100, 5.0, 0.3, (1, 3))
 ON_ACCELERATOR = Scale((1024, 256), 1024, 300, 20.0, 5.0, (), trained=("auto",))
 
 
