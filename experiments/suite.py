@@ -20,7 +20,7 @@ from experiments.bench.table import Row, show
 TAKES = "30 min"
 GRACE = 0.1  # share of its time in which an experiment finishes its last case, and the picture
 ROOT = Path(__file__).parent.parent
-WEIGHTS = {  # seconds on two cores, and so shares of the time that is left; the most important first
+WEIGHTS = {  # seconds on two cores: shares of the time that is left, the most important first
     "headline": 260,
     "mlp": 90,
     "resnet": 90,
