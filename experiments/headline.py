@@ -39,8 +39,8 @@ RATIO = "predicted / measured"
 TITLE = "title"  # the cell that says which of `HEADLINES` a row is of
 KEPT = ("L", "w", "batch", "direction")  # what else is said of a case
 SHORT = 512  # steps of a chain, with --quick
-RESIDUAL = (AUTO, "sequential / dense", "identity / dense", "identity / identity")
-SAMPLERS = ("dense", "gaussian", "picard")
+RESIDUAL = (AUTO, "identity / dense", "identity / identity")
+SAMPLERS = ("gaussian", "picard")
 COLUMNS = {
     TITLE: "which program, in which direction",
     "L": BENCH["L"],
