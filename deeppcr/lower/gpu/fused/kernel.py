@@ -6,6 +6,7 @@ answers later than a step takes. Outputs are written as they come, and the last 
 Arrays are read and written as they are, whatever axes the examples are on.
 """
 
+import hashlib
 from string import Template
 from typing import NamedTuple
 
@@ -38,6 +39,12 @@ class Kernel(NamedTuple):
     blocks: int
     threads: int
     cluster: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of its own, so that a profile tells kernels apart, and nothing takes one for another."""
+        kind = "solve" if self.cluster else "scan"
+        return f"fused_{kind}_{hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
 
 
 TEXT = Template(r"""

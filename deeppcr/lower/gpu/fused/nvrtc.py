@@ -5,7 +5,6 @@ XLA's call of PTX is not documented, so it is used with those versions of jax al
 """
 
 import ctypes
-import hashlib
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ KNOWN = (0, 10), (0, 13)  # versions of jax: from the first, before the second
 # units in the last place, as in programs of XLA.
 OPTIONS = b"--prec-div=false", b"--prec-sqrt=false"
 TURING, HOPPER = 75, 90  # the first with clusters of blocks
+CLUSTER = 8  # blocks that read each other's shared memory, on any GPU that has clusters
 # Compiled once, in 20 ms (CUDA 13.0, a CPU core), and run once if there is a GPU.
 TRIAL = 'extern "C" __global__ void kernel(const float* x, float* y) { y[0] = 2 * x[0]; }'
 
@@ -50,13 +50,19 @@ def missing() -> str:
 
 def obstacle() -> str:
     """Why the GPUs of this process run no kernels; empty if they do, or if there are no GPUs."""
-    try:
-        devices = jax.local_devices(backend="cuda")
-    except RuntimeError:  # of programs for another machine nothing is known
+    if not (devices := gpus()):  # of programs for another machine nothing is known
         return ""
     if any(capability(device) < TURING for device in devices):
         return "kernels are for GPUs since Turing"
     return missing() or refused(devices[0])
+
+
+def gpus() -> list[Any]:
+    """Those of this process."""
+    try:
+        return list(jax.local_devices(backend="cuda"))
+    except RuntimeError:
+        return []
 
 
 def is_for_gpus() -> bool:
@@ -74,6 +80,11 @@ def capability(device: Any) -> int:
     return round(10 * float(device.compute_capability))
 
 
+def largest_cluster() -> int:
+    """The most blocks that work on one example; without a GPU one, as any GPU has."""
+    return CLUSTER if min(map(capability, gpus()), default=TURING) >= HOPPER else 1
+
+
 @cache
 def refused(device: Any) -> str:
     """Why a device does not run a kernel that XLA calls; empty if it does, as a trial shows."""
@@ -89,9 +100,7 @@ def refused(device: Any) -> str:
 
 def launch(kernel: Kernel, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of a kernel, in a program for a GPU: see `Launch`."""
-    # Of its own, so that a profile tells kernels apart, and nothing takes one for another.
-    kind = "solve" if kernel.cluster else "scan"
-    name = f"fused_{kind}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:12]}"
+    name = kernel.name
     sizes = {"grid_x": kernel.blocks, "block_x": kernel.threads, "shared_mem_bytes": 0}
     sizes |= dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), 1)
     found = jax.ffi.ffi_call(TARGET, list(results), custom_call_api_version=4)(
