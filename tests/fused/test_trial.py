@@ -88,6 +88,19 @@ def test_a_wrong_kernel_is_not_used(name, method, kind):
     assert "cpu" in words
 
 
+def test_a_kernel_with_a_fault_in_its_text_is_not_used():
+    """Inputs are read ahead, for the step before."""
+
+    def launch(kernel, operands, results):
+        text = kernel.text.replace("? l + k + 13 :", "? l + k + 12 :")
+        assert text != kernel.text
+        return in_program(kernel._replace(text=text), operands, results)
+
+    found, said = run(launch, states(LOOP), H, X)
+    assert_agree(found, plain(CELL, H, X), 1e-6)
+    assert "after step 14 of 35" in said[0]
+
+
 def test_a_kernel_that_does_not_run_is_not_used():
     def broken(*_):
         raise RuntimeError("out of registers")

@@ -33,12 +33,14 @@ class Kernel(NamedTuple):
         blocks: of threads.
         threads: of a block.
         cluster: the number of blocks that work on one example; 0 where each thread has its own.
+        ahead: steps that are read ahead, and between two tests of the loop.
     """
 
     text: str
     blocks: int
     threads: int
     cluster: int = 0
+    ahead: int = 1
 
     @property
     def name(self) -> str:
@@ -157,4 +159,4 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
         whole=whole,
         rest=length - whole,
     )
-    return Kernel(FUNCTIONS + text, -(-step.threads // threads), threads)
+    return Kernel(FUNCTIONS + text, -(-step.threads // threads), threads, ahead=ahead)

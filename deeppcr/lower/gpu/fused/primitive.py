@@ -12,7 +12,7 @@ import jax
 from jax import lax
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.fused.kernel import AHEAD, Kernel, kernel_of
+from deeppcr.lower.gpu.fused.kernel import Kernel, kernel_of
 from deeppcr.lower.gpu.fused.mapped import KernelCall
 from deeppcr.lower.gpu.fused.nvrtc import Launch
 from deeppcr.lower.gpu.fused.step import FusedStep
@@ -61,8 +61,9 @@ class _Loop(NamedTuple):
         return [k >= self.step.states for k in range(count)]
 
     def shortened(self, most: int) -> Self:
-        """See `Recurring`: twice those that are read ahead, and what is left after these."""
-        few = 2 * AHEAD + self.length % AHEAD
+        """See `Recurring`: two trips of its loop, and what is left after all of them."""
+        ahead = self.text.ahead
+        few = 2 * ahead + self.length % ahead
         return self._replace(length=min(self.length, few, most))
 
     def trajectory(self, results: Leaves) -> Leaves:
