@@ -82,7 +82,7 @@ def _tried(
         """Where states are wrong, they, and those of XLA."""
         given = jax.device_put([_random(draw, low, high, x) for x in types], device)
         found = by_kernel(given)
-        signs = draw.choice(np.float32([-1, 1]), (1 + MOVED, PERIOD))
+        signs = draw.choice(np.array([-1, 1], np.float32), (1 + MOVED, PERIOD))
         signs[0] = 0  # what it reads, as it is
         moved = [by_xla(each, found, given) for each in jax.device_put([*signs], device)]
         own, others = jax.device_get(found), jax.device_get(moved)
@@ -92,7 +92,7 @@ def _tried(
     try:
         with jax.default_device(device), evaluated[0], evaluated[1], evaluated[2]:
             for numbers in RANGES:
-                wrong = []
+                wrong: Leaves = []
                 for seed in range(DRAWS):
                     own, *states = compared(np.random.default_rng(seed), *numbers)
                     wrong = [a & b for a, b in zip(wrong or own, own, strict=True)]
@@ -110,7 +110,7 @@ def _random(draw: np.random.Generator, low: int, high: int, x: Any) -> Any:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         seed, count = int(draw.integers(1 << 30)), math.prod(x.shape)
         return jax.random.split(jax.random.key(seed, impl=_generator(x)), count).reshape(x.shape)
-    numbers = draw.uniform(low, high, PERIOD)
+    numbers: Any = draw.uniform(low, high, PERIOD)
     if x.dtype == bool:
         numbers = draw.uniform(size=PERIOD) < 0.5
     elif jnp.issubdtype(x.dtype, jnp.integer):
@@ -120,7 +120,7 @@ def _random(draw: np.random.Generator, low: int, high: int, x: Any) -> Any:
 
 def _generator(keys: Any) -> Any:
     """The name of a generator of random numbers, by the type of its keys."""
-    found = []
+    found: list[Any] = []
     jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), keys)
     return found[0]
 
