@@ -68,7 +68,9 @@ WRONG = {
     "one entry by 1e-3": at_step(-1, lambda z: z.at[0].add(1e-3)),
     "one step": at_step(20, lambda z: z[::-1] + 1),
     "not a number": at_step(3, lambda z: z.at[1].set(jnp.nan)),
-    "nothing written": lambda results: [jnp.full_like(x, np.nan) for x in results],
+    "nothing written": lambda results: [
+        x + np.nan if x.dtype == np.float32 else x for x in results
+    ],
 }
 
 
@@ -205,3 +207,22 @@ def test_rounding_is_not_wrong(name, reverse):
     assert said == []
     assert len(launch.names) == 2
     assert found.shape == (L, 3)
+
+
+@pytest.mark.parametrize("axes", ["auto", "explicit"])
+def test_a_trial_is_of_one_device(axes):
+    """Whatever mesh and settings the program has, and whatever its step varies over."""
+    devices = jax.devices()[:2]
+    mesh = jax.make_mesh((2,), ("b",), devices=devices)
+    if axes == "auto":
+        mesh = jax.sharding.Mesh(devices, ("b",))
+    specs = {"mesh": mesh, "in_specs": (jax.P("b"),) * 2, "out_specs": jax.P("b")}
+    ours = jax.shard_map(jax.vmap(states(LOOP)), **specs)
+    arrays = jax.device_put((numbers(4, 3), numbers(4, L, 2)), jax.NamedSharding(mesh, jax.P("b")))
+    launch = Counted()
+    with jax.set_mesh(mesh), jax.debug_nans(True), jax.transfer_guard("disallow"):
+        found, said = run(launch, ours, *arrays)
+    assert said == []
+    assert len(launch.names) == 2
+    expected = jax.vmap(partial(plain, CELL))(*jax.device_get(arrays))
+    assert_agree(jax.device_get(found), jax.device_get(expected), 1e-5)

@@ -8,9 +8,10 @@ import ctypes
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -22,6 +23,7 @@ from deeppcr.lower.variants import platform, platforms
 Launch = Callable[[Kernel, Sequence[Any], Sequence[Any]], list[Any]]
 """``(kernel, operands, types of the results) -> results``, in a program."""
 
+T = TypeVar("T")
 TARGET = "__gpu$xla.gpu.ptx"
 KNOWN = (0, 10), (0, 13)  # versions of jax: from the first, before the second
 # The driver compiles it for the GPU that there is, which may be newer. Quotients and roots are to 2
@@ -91,11 +93,27 @@ def refused(device: Any) -> str:
     one = jax.ShapeDtypeStruct((1,), np.float32)
     trial = jax.jit(lambda x: launch(Kernel(TRIAL, 1, 1), [x], [one])[0])
     try:
-        with jax.ensure_compile_time_eval(), jax.default_device(device):
-            (found,) = np.asarray(trial(np.ones(1, np.float32)))
+        (found,) = alone(device, lambda: np.asarray(trial(np.ones(1, np.float32))))
     except Exception as error:  # whatever the driver or a later XLA says
         return f"XLA calls no kernel here ({error})"
     return "" if found == 2 else "a kernel that XLA calls returns wrong results here"
+
+
+def alone(device: Any, trial: Callable[[], T]) -> T:
+    """The result of a trial on a device while a program is traced or compiled.
+
+    In a thread of its own: there are no mesh, no other trace, and no settings of the caller's, but
+    for the width of numbers.
+    """
+    has_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+
+    def run() -> T:
+        plain = jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow")
+        with jax.default_device(device), jax.enable_x64(has_x64), plain[0], plain[1], plain[2]:
+            return trial()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
 
 
 def launch(kernel: Kernel, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:

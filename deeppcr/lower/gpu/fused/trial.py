@@ -18,11 +18,11 @@ import numpy as np
 from jax import Array
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.fused.nvrtc import Launch
+from deeppcr.lower.gpu.fused.nvrtc import Launch, alone
 from deeppcr.lower.gpu.fused.recurring import Recurring
 from deeppcr.programs.cut_first import evaluate
 from deeppcr.programs.precision import in_full_precision, own_rounding
-from depth.jaxprs import Program, equations
+from depth.jaxprs import Program, called, entered, equations
 
 RANGES = (-1, 1), (0, 1)  # of random numbers: of positive ones there are roots and logarithms
 DRAWS = 2  # of each range
@@ -88,21 +88,22 @@ def _tried(
         own, others = jax.device_get(found), jax.device_get(moved)
         return _wrong(kernel, own, *others), own, others[0]
 
-    evaluated = jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False)
+    def trial() -> str:
+        for numbers in RANGES:
+            wrong: Leaves = []
+            for seed in range(DRAWS):
+                own, *states = compared(np.random.default_rng(seed), *numbers)
+                wrong = [a & b for a, b in zip(wrong or own, own, strict=True)]
+                if not any(each.any() for each in wrong):
+                    break
+            else:
+                return _said(kernel, wrong, *states)
+        return ""
+
     try:
-        with jax.default_device(device), evaluated[0], evaluated[1], evaluated[2]:
-            for numbers in RANGES:
-                wrong: Leaves = []
-                for seed in range(DRAWS):
-                    own, *states = compared(np.random.default_rng(seed), *numbers)
-                    wrong = [a & b for a, b in zip(wrong or own, own, strict=True)]
-                    if not any(each.any() for each in wrong):
-                        break
-                else:
-                    return _said(kernel, wrong, *states)
+        return alone(device, trial)
     except Exception as error:  # whatever NVRTC, the driver or XLA says
         return f"it does not run ({error})"
-    return ""
 
 
 def _random(draw: np.random.Generator, low: int, high: int, x: Any) -> Any:
@@ -141,10 +142,20 @@ def _by_xla(kernel: Recurring, signs: Array, found: Leaves, operands: Leaves) ->
 
     def after(*read: Array) -> Leaves:
         known = captured | dict(zip(program.invars, read, strict=True))
-        return evaluate(program, known, program.outvars[:states])
+        return evaluate(program, known, program.outvars[:states], _alone)
 
     found = jax.vmap(after)(*before, *given[states:inputs])
     return found
+
+
+def _alone(equation: Any, operands: list[Any]) -> list[Any] | None:
+    """The results of an equation that names axes of `jax.shard_map`, or of a call that may."""
+    if equation.primitive.name == "pvary":
+        return operands
+    if (inner := called(equation)) is None:
+        return None
+    program, known = entered(inner, operands)
+    return evaluate(program, known, program.outvars, _alone)
 
 
 def _moved(signs: Array, unit: float, x: Array) -> Array:
