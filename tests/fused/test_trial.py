@@ -1,5 +1,6 @@
 """A kernel is compared with XLA's program once, before it is used; a wrong one is not used."""
 
+import threading
 import warnings
 from functools import partial
 
@@ -134,6 +135,35 @@ def test_a_wrong_kernel_is_compared_once(method, kind):
     said = [run(launch, states(method), H, X)[1] for _ in range(2)]
     assert len([name for name in launch.names if name.startswith(kind)]) == 1
     assert list(map(len, said)) == [1, 1]
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_what_auto_takes_is_tried(is_right):
+    launch, xs = Counted(None if is_right else WRONG["one step"]), numbers(500, 2)
+    found, said = run(launch, states("auto"), H, xs)
+    assert_agree(found, plain(CELL, H, xs), 1e-5)
+    assert (len(launch.names), len(said)) == ((2, 0) if is_right else (1, 1))
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_program_for_a_gpu_has_the_kernel_if_it_is_right_there(is_right, monkeypatch):
+    """A CPU stands for the GPU of a trial, which has a thread of its own."""
+    emulate, compile_it = Counted(None if is_right else WRONG["one step"]), nvrtc.launch
+
+    def launch(*given):
+        is_trial = threading.current_thread() is not threading.main_thread()
+        return emulate(*given) if is_trial else compile_it(*given)
+
+    stand_in = {"launch": launch, "gpus": lambda: [CPU], "obstacle": str, "missing": str}
+    stand_in["ptx"] = lambda text, *_: text
+    for name, own in stand_in.items():
+        monkeypatch.setattr(nvrtc, name, own)
+    with compiled_for("cuda"), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        traced = jax.jit(states(LOOP)).trace(H, X)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert ("while" in text, nvrtc.TARGET in text) == (not is_right, is_right)
+    assert len(said) == (not is_right)
 
 
 @pytest.mark.parametrize("is_right", [True, False])
