@@ -52,6 +52,8 @@ class Sequential:
             operations, small products, and moves of entries; what does not depend on the state may
             be anything. On other platforms it is `jax.lax.scan`. The states of a gradient are
             computed by it if the adjoint is an `Adjoint`, or "backprop", which is one kernel, too.
+            A kernel is compared with XLA's loop on the GPU before it is used; if it differs, that
+            loop runs instead, and a warning says so.
 
     Raises:
         TypeError: an option has a wrong type.

@@ -58,7 +58,7 @@ class Candidate:
         method, adjoint = self.method, self.adjoint
         if method is None:
             return BASELINE
-        name = "Newton"
+        name = "fused Newton" if method.fused else "Newton"
         if isinstance(method, Sequential):
             name = "sequential" if method.unroll == 1 else f"unroll {method.unroll}"
             name = "fused loop" if method.fused else name
