@@ -12,6 +12,7 @@ from typing import NamedTuple
 import depth
 from experiments import mlp
 from experiments.bench import command
+from experiments.bench.chosen import saying
 from experiments.bench.columns import BENCH
 from experiments.bench.engine import AUTO, Case, bench
 from experiments.bench.plots import Figures, dots, loops, styled
@@ -105,7 +106,8 @@ def case(title: str, length: int | None = None) -> Case:
     length = length or program.length
     found = program.make(length)
     labels = {TITLE: program.title(length), **{key: found.labels[key] for key in KEPT}}
-    return dataclasses.replace(found, labels=labels, in_float64=True)
+    variants = {**found.variants, AUTO: saying(found.variants[AUTO], found.arguments[0])}
+    return dataclasses.replace(found, labels=labels, variants=variants, in_float64=True)
 
 
 def is_headline(row: Row) -> bool:
