@@ -138,7 +138,8 @@ def _sum(thunks: list[Thunk], trips: Callable[[str], int], of: Callable[[Thunk],
         parts = {name: _sum(part, trips, of) for name, part in thunk.parts.items()}
         if thunk.kind == "kWhile":
             times = trips(thunk.loop) if thunk.trips is None else thunk.trips
-            total += times * parts["body"]
+            if times:  # 0 * inf is no number
+                total += times * parts["body"]
             if thunk.trips is None:  # else the host knows, and evaluates no condition
                 total += (times + 1) * parts["condition"]
         elif thunk.kind == "kConditional":  # its longest branch

@@ -87,6 +87,8 @@ def test_what_runs(trips):
     assert found.trip(lambda name: FALLBACK not in name) == 3
     # A launch for each of them, and the estimate of the first kernel.
     assert found.seconds(lambda _: trips) == pytest.approx((35 + 2 * trips + 7) * 1e-6)
+    rare = METADATA.replace('"early"', '"given"').replace("thunk_id: 2", "thunk_id: 11")
+    assert math.isfinite(read(TEXT, BY_THE_HOST, rare).seconds(lambda _: 0))  # which does not run
     called = METADATA.replace('"early"', '"given"')
     assert math.isinf(read(TEXT, BY_THE_HOST, called).seconds(lambda _: trips))
 
