@@ -283,8 +283,8 @@ def plan(
     if platform in ("cpu", "tpu"):
         numbers = [f"{each.compiled:,}" for each in (ours, plain)]
         if platform == "tpu":
-            each = zip(numbers, map(tpu_seconds, (ours, plain)), strict=True)
-            numbers = [f"{number} (some {time:.2g} s)" for number, time in each]
+            times = zip(numbers, map(tpu_seconds, (ours, plain)), strict=True)
+            numbers = [f"{number} (some {time:.2g} s)" for number, time in times]
         found["compiles"] = "{} kernels of a gradient; jax.lax.scan {}".format(*numbers)
     is_list = instance.name == "x" and not isinstance(program, Repeated)
     note = OF_LIST * (is_list and platform == "cpu") or obstacle() * (platform == "cuda")
