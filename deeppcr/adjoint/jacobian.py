@@ -119,8 +119,8 @@ class Adjoint:
         check_count("memory", self.memory, "number of bytes", optional=True)
         check_count("checkpoint", self.checkpoint, "number of steps", optional=True)
 
-    def bind(self, chain: TracedChain) -> "JacobianAdjoint":
-        """The adjoint of a chain, with every option resolved."""
+    def bind(self, chain: TracedChain, fused: bool = False) -> "JacobianAdjoint":
+        """The adjoint of a chain, with every option resolved; ``fused``: as in `Newton`."""
         layout = chain.layout
         choice = choose_linearization(
             self.linearize, chain.step, layout, chain.length, None, self.memory
@@ -132,6 +132,7 @@ class Adjoint:
             choice.bind(),
             find_solver(self.linear),
             choice.is_exact,
+            fused and choice.is_exact and self.linear == "auto",
             criterion,
             self.max_iterations,
             choice.window,
@@ -143,7 +144,7 @@ class Adjoint:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["linearization"],
-    meta_fields=["solver", "is_exact", "criterion", "budget", "window", "option"],
+    meta_fields=["solver", "is_exact", "fused", "criterion", "budget", "window", "option"],
 )
 @dataclasses.dataclass(frozen=True)
 class JacobianAdjoint:
@@ -152,6 +153,7 @@ class JacobianAdjoint:
     linearization: Linearization
     solver: LinearSolver
     is_exact: bool
+    fused: bool
     criterion: Criterion
     budget: int
     window: int
@@ -163,7 +165,7 @@ class JacobianAdjoint:
 
     def of_part(self, chain: TracedChain) -> "JacobianAdjoint | None":
         """See `AdjointSolver`."""
-        return None if self.option is None else self.option.bind(chain)
+        return None if self.option is None else self.option.bind(chain, self.fused)
 
     def chunk(self, chain: TracedChain) -> int:
         """See `AdjointSolver`: the steps that fit into memory, or into the cache."""
@@ -199,7 +201,7 @@ class JacobianAdjoint:
         """See `AdjointSolver`."""
         by_blocks = partial(self._by_blocks, chain, states, g, enter)
         found = None
-        if self.is_exact and self.solver == find_solver("auto"):
+        if self.fused:
             found = by_kernel(partial(by_windows, by_blocks), chain, states, g, enter)
         return found or by_blocks()
 

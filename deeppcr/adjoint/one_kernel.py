@@ -21,6 +21,7 @@ from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.lower import (
     CannotFuse,
+    FusedSolve,
     FusedStep,
     SolvedBelow,
     fused_scan,
@@ -112,6 +113,10 @@ def by_steps(own: _Recurrence) -> Leaves:
 def by_windows(otherwise: Callable[[], Pulled], own: _Recurrence) -> Leaves:
     """``mu`` of all steps, those of a window at once."""
     chain, count = own.chain, len(own.enter)
+    shape = chain.layout.batch_shape
+    solve = FusedSolve.of(
+        own.program, count, len(own.inputs), shape, LINEAR, chain.length, reverse=True
+    )
 
     def leaves(*_: Array) -> Leaves:
         at = pullback(chain, own.inputs[:count])
@@ -119,6 +124,4 @@ def by_windows(otherwise: Callable[[], Pulled], own: _Recurrence) -> Leaves:
         none = jnp.int32(0), jnp.int32(chain.length), jnp.zeros((), chain.layout.dtype)
         return [*mu, *none]
 
-    shape, arrays = chain.layout.batch_shape, (own.enter, own.inputs, own.captured)
-    found = fused_solve(own.program, shape, LINEAR, chain.length, True, leaves, *arrays)
-    return found[:count]
+    return fused_solve(solve, leaves, own.enter, own.inputs, own.captured)[:count]

@@ -158,7 +158,7 @@ def resolve_adjoint(
         return dataclasses.replace(adjoint, keeps=loops, unroll=unroll)
     if adjoint.linearize == "auto" and isinstance(method, Newton):
         adjoint = dataclasses.replace(adjoint, linearize=method.linearize)
-    return adjoint.bind(chain)
+    return adjoint.bind(chain, isinstance(method, Newton) and method.fused)
 
 
 def pushes(

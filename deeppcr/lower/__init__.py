@@ -23,6 +23,7 @@ from deeppcr.lower.cpu.patches import as_products, own_filters
 from deeppcr.lower.cpu.pieces import split, stack
 from deeppcr.lower.gpu.fused import (
     CannotFuse,
+    FusedSolve,
     FusedStep,
     SolvedBelow,
     expecting,
@@ -46,6 +47,7 @@ from deeppcr.lower.variants import (
 __all__ = [
     "DEFAULT",
     "CannotFuse",
+    "FusedSolve",
     "FusedStep",
     "SolvedBelow",
     "as_products",

@@ -102,9 +102,8 @@ class NewtonSolver:
 
         ``by_kernel``: whether one kernel may do it.
         """
-        otherwise = partial(self.solve, by_kernel=False)
-        if by_kernel and (run := one_kernel.solved(self, chain, otherwise)):
-            return run
+        if by_kernel and self.options.fused:
+            return one_kernel.solved(self, chain, partial(self.solve, by_kernel=False))
         of_inputs = [x.aval.dtype for x in self.step.jaxpr.invars[self.step.states :]]
         in_float32 = dataclasses.replace(
             chain,

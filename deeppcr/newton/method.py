@@ -52,6 +52,8 @@ OnFailure = Literal["sequential", "raise", "return"]
 
 BUDGET = 64  # iterations; chains that suit Newton's method take 3 to 20
 QUASI_BUDGET = 256  # without exact Jacobians: more and cheaper iterations
+# The options that one kernel has; it meets any tolerance.
+OF_KERNELS = frozenset({"fused", "rtol", "atol", "max_iterations"})
 
 
 @suggests_keywords
@@ -105,11 +107,20 @@ class Newton:
         on_failure: what to do with a chain that has not converged within its budget. "sequential":
             compute the rest step by step. "raise": raise `NotConverged`; not possible under jit.
             "return": return the last iterate, with ``Result.NOT_CONVERGED``.
+        fused: whether a solve is one kernel on an NVIDIA GPU, and so is an `Adjoint` of it by exact
+            Jacobians. For states of up to 16 entries of float32 in each example, or of entries that
+            do not reach each other. It iterates to rounding level, whatever the tolerance is, with
+            at most ``max_iterations`` in each of its windows, and computes step by step what does
+            not converge; it has no other option. On other platforms the same solve is many
+            programs. No such kernel has been timed on a device yet, so nothing takes it unless you
+            do.
 
     Raises:
         TypeError: an option has a wrong type.
-        ValueError: a name is unknown, a number is out of range, or, in a call, the chain is sharded
-            and a shard is longer than ``window``.
+        ValueError: a name is unknown, a number is out of range, or ``fused`` is True beside an
+            option that a kernel does not have. Or, in a call, the chain is sharded and a shard is
+            longer than ``window``; or with ``fused``, the chain has no such kernel: the message
+            says why.
 
     Example:
         >>> chain = deeppcr.Chain(lambda z, x: jnp.tanh(0.5 * z + x), jnp.ones((100, 8)))
@@ -135,6 +146,7 @@ class Newton:
     record: bool = False
     progress: Progress = None
     on_failure: OnFailure = "sequential"
+    fused: bool = False
 
     def __post_init__(self) -> None:
         find_linearization(self.linearize)
@@ -154,6 +166,15 @@ class Newton:
                 f"on_failure is {describe(self.on_failure)}, expected one of "
                 f"{get_args(OnFailure)}{did_you_mean(self.on_failure, get_args(OnFailure))}"
             )
+        check_type("fused", self.fused, bool, "True or False")
+        for field in dataclasses.fields(self) if self.fused else ():
+            value = getattr(self, field.name)
+            is_default = type(value) is type(field.default) and value == field.default
+            if field.name not in OF_KERNELS and not is_default:
+                raise ValueError(
+                    f"{field.name} is {describe(value)}, but fused=True: one kernel has no such "
+                    f"option; expected {field.default!r}, or fused=False."
+                )
 
     def bind(self, chain: TracedChain, unpadded: TracedChain) -> NewtonSolver:
         """The solver of ``chain``, with every option resolved.

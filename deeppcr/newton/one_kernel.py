@@ -1,4 +1,4 @@
-"""Newton's method as one kernel of a GPU, where the step and the options have one."""
+"""``Newton(fused=True)``: a solve as one kernel of a GPU."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,34 +11,32 @@ from deeppcr.arrays.avals import like
 from deeppcr.arrays.state import Leaves
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
-from deeppcr.linear import find_solver
-from deeppcr.lower import CannotFuse, SolvedBelow, fused_solve, kernels_run
+from deeppcr.lower import CannotFuse, FusedSolve, SolvedBelow, fused_solve, is_for_gpus
 from deeppcr.solution import Result, Run, SolvedBy, Stats
 
 
-def solved(solver: Any, chain: TracedChain, otherwise: Callable[[TracedChain], Run]) -> Run | None:
-    """The run of a chain by one kernel; None if there is none. Other platforms run ``otherwise``.
+def solved(solver: Any, chain: TracedChain, otherwise: Callable[[TracedChain], Run]) -> Run:
+    """The run of a chain by one kernel. Other platforms run ``otherwise``.
 
-    The kernel ignores ``rtol`` and ``atol``: it iterates to rounding level, and computes step by
-    step what does not converge.
+    The kernel iterates to rounding level, whatever the tolerance, and computes step by step what
+    does not converge.
 
     Args:
         solver: a `NewtonSolver`.
         chain: what it solves.
         otherwise: solves the chain without a kernel.
+
+    Raises:
+        CannotFuse: there is no kernel; the message says why.
     """
-    options = solver.options
-    is_plain = (
-        solver.criterion.quadratic
-        and solver.solver == find_solver("auto")
-        and options.damping is None
-        and options.on_failure == "sequential"
-        and options.initial_guess == "apply"
-        and not (options.record or options.progress)
-    )
-    step, axis = chain.step, chain.axis
-    if not (kernels_run() and is_plain and axis == LOCAL and step.derivative is None):
-        return None
+    try:
+        kernel = _kernel_of(solver, chain)
+    except CannotFuse as error:
+        raise CannotFuse(
+            f"fused=True, but this chain cannot be solved by one kernel: {error}. Use fused=False."
+        ) from None
+    if not is_for_gpus():
+        return otherwise(chain)
 
     def leaves(*operands: Array) -> Leaves:
         rest = iter(operands)
@@ -48,20 +46,9 @@ def solved(solver: Any, chain: TracedChain, otherwise: Callable[[TracedChain], R
         run = otherwise(new)
         return [*run.trajectory, run.stats.iterations, run.stats.prefix, run.stats.residual]
 
-    try:
-        *trajectory, iterations, prefix, residual = fused_solve(
-            step.evaluated,
-            chain.layout.batch_shape,
-            SolvedBelow(solver.budget),
-            chain.length,
-            False,
-            leaves,
-            chain.initial,
-            chain.inputs,
-            chain.captured,
-        )
-    except CannotFuse:
-        return None
+    *trajectory, iterations, prefix, residual = fused_solve(
+        kernel, leaves, chain.initial, chain.inputs, chain.captured
+    )
     is_solved = prefix >= chain.length
     result = jnp.where(is_solved, Result.CONVERGED, Result.FINISHED_SEQUENTIALLY).astype(jnp.int32)
     stats, method = Stats(iterations, residual, prefix), jnp.int32(SolvedBy.NEWTON)
@@ -76,3 +63,14 @@ def solved(solver: Any, chain: TracedChain, otherwise: Callable[[TracedChain], R
         method,
         [z[-1] for z in trajectory],
     )
+
+
+def _kernel_of(solver: Any, chain: TracedChain) -> FusedSolve:
+    step = chain.step
+    if chain.axis != LOCAL:
+        raise CannotFuse("the chain is sharded over a mesh")
+    shape, below = chain.layout.batch_shape, SolvedBelow(solver.budget)
+    kernel = FusedSolve.of(step.evaluated, step.states, step.inputs, shape, below, chain.length)
+    if not solver.criterion.quadratic or step.derivative is not None:
+        raise CannotFuse("the step has a derivative of its own, by jax.custom_jvp or custom_vjp")
+    return kernel

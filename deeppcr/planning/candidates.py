@@ -52,7 +52,7 @@ class Candidate:
     def name(self) -> str:
         """The name of the method, and of the adjoint unless it is None."""
         method, adjoint = self.method, self.adjoint
-        name = "Newton"
+        name = "fused Newton" if method.fused else "Newton"
         if isinstance(method, Sequential):
             name = "sequential" if method.unroll == 1 else f"unroll {method.unroll}"
             name = "fused loop" if method.fused else name

@@ -377,8 +377,9 @@ def _sample(instance: Instance, method: Newton, block: int, shards: int) -> tupl
     chain, length = instance.chain, instance.traced.length
     steps = max(8, min(STEPS, ENTRIES // max(1, block)))
     steps = min(length, -(-steps // shards) * shards)
-    method = dataclasses.replace(method, atol=0.0, window=None, memory=None, record=True)
-    method = dataclasses.replace(method, max_iterations=MOST, progress=None, on_failure="return")
+    method = dataclasses.replace(method, atol=0.0, window=None, memory=None, fused=False)
+    options: Any = {"max_iterations": MOST, "progress": None, "record": True}
+    method = dataclasses.replace(method, **options, on_failure="return")
     inputs = jax.tree.map(lambda x: jax.lax.slice_in_dim(jnp.asarray(x), 0, steps), chain.inputs)
     first = dataclasses.replace(chain, inputs=inputs, length=steps)
     stats = solve(first, instance.state, method=method, batch_ndim=instance.batch_ndim).stats

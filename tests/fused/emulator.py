@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from deeppcr.lower.gpu.fused.primitive import fused_scan_p, one_kernel
-from deeppcr.lower.gpu.fused.solve import fused_solve_p, solved_by_kernel
+from deeppcr.lower.gpu.fused.primitive import fused_scan_p
+from deeppcr.lower.gpu.fused.solve import fused_solve_p
 
 # What `deeppcr.lower.gpu.fused.functions` has instructions of a GPU for, and what is in no header of C.
 HOST = r"""
@@ -109,7 +109,7 @@ def compiled(text, count):
         library = Path(folder, "kernel.so")
         command = [*GCC, "-x", "c", "-", "-o", library, "-lm"]
         subprocess.run(command, input=program.encode(), check=True)
-        return ctypes.CDLL(str(library)).launch
+        return ctypes.PyDLL(str(library)).launch  # one at a time: its threads are global
 
 
 def launch(kernel, results, *operands):
@@ -129,25 +129,31 @@ def in_program(kernel, operands, results):
     return jax.pure_callback(partial(launch, kernel, shapes), shapes, *operands)
 
 
-def on_a_cpu(primitive, by_kernel, *operands, call_jaxpr, **others):
+def on_a_cpu(primitive, *operands, **params):
     """Kernels are emulated inside `emulated` alone: elsewhere a CPU runs the program."""
     if not emulated.depth:
-        return primitive.run(*operands, call_jaxpr=call_jaxpr)
-    return by_kernel(in_program, *operands, call_jaxpr=call_jaxpr, **others)
+        return primitive.run(*operands, **params)
+    return primitive.by_kernel(emulated.launch, emulated.device, *operands, **params)
 
 
 class emulated:
-    """A context in which a CPU runs kernels as a GPU does."""
+    """A context in which a CPU runs kernels as a GPU does; ``device``: where each is tried first."""
 
-    depth = 0
+    depth, launch, device = 0, staticmethod(in_program), None
+
+    def __init__(self, launch=in_program, device=None):
+        self.given = launch, device
 
     def __enter__(self):
         emulated.depth += 1
+        self.before = emulated.launch, emulated.device
+        emulated.launch, emulated.device = staticmethod(self.given[0]), self.given[1]
 
     def __exit__(self, *error):
         emulated.depth -= 1
+        emulated.launch, emulated.device = staticmethod(self.before[0]), self.before[1]
 
 
-for primitive, by_kernel in ((fused_scan_p, one_kernel), (fused_solve_p, solved_by_kernel)):
-    rule = partial(on_a_cpu, primitive, by_kernel)
+for primitive in (fused_scan_p, fused_solve_p):
+    rule = partial(on_a_cpu, primitive)
     mlir.register_lowering(primitive, mlir.lower_fun(rule, multiple_results=True), platform="cpu")

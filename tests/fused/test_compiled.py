@@ -25,6 +25,7 @@ from tests.fused.test_kernel import (  # noqa: F401
 )
 from tests.targets import target_or_skip
 
+FUSED = deeppcr.Newton(fused=True)
 CASES = {
     "GRU of 1": (gru(1), numbers(1), numbers(L, 2)),
     "GRU of 4": (gru(4), numbers(4), numbers(L, 2)),
@@ -121,7 +122,7 @@ def test_an_older_driver_reads_it():
 
 def test_a_solve_for_a_gpu_is_one_call(without_compiler):
     def states(z, x):
-        return deeppcr.scan(lambda h, x: (gru(4)(h, x), None), z, x, method="newton")[0]
+        return deeppcr.scan(lambda h, x: (gru(4)(h, x), None), z, x, method=FUSED)[0]
 
     with compiled_for("cuda"):
         text = lowered(states, *CASES["GRU of 4"][1:])
@@ -135,8 +136,7 @@ SOLVES = ["GRU of 1", "GRU of 4", "GRU of 4, 64 examples", "layers of 8", "GRU o
 @pytest.mark.parametrize(
     ("name", "cluster"), [*((name, None) for name in CASES), *product(SOLVES, [1, 8])]
 )
-def test_all_of_it_is_in_registers(name, cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(windows, "MOST_ROUNDS", 100)
+def test_all_of_it_is_in_registers(name, cluster, tmp_path):
     if nvrtc.missing() or shutil.which("ptxas") is None:
         pytest.skip("needs ptxas and NVRTC: pip install nvidia-cuda-nvcc nvidia-cuda-nvrtc")
     step, _ = fused(*CASES[name])
@@ -175,7 +175,7 @@ def test_xla_runs_a_gradient_without_a_loop(gpu):
         pytest.skip(reason)
 
     def loss(z, x):
-        scan = partial(deeppcr.scan, method="newton", adjoint=deeppcr.Adjoint())
+        scan = partial(deeppcr.scan, method=FUSED, adjoint=deeppcr.Adjoint())
         return scan(lambda h, x: (gru(4)(h, x), h), z, x)[1].sum()
 
     lowered = gpu.lower(jax.grad(loss), *CASES["GRU of 4"][1:])

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr import Chain, Sequential
+from deeppcr import Chain, Newton, Sequential
+from deeppcr.lower.variants import compiled_for
 from tests.fused.gpu import assert_scans, kernels_of, on_a_gpu, program_on_a_gpu
 from tests.fused.test_kernel import L, as_users_write_it, gru, numbers  # noqa: F401
 from tests.problems import assert_agree
@@ -79,9 +80,90 @@ def test_it_says_why_there_is_no_kernel(f, reason):
             run(partial(deeppcr.scan, f, method=FUSED), H, X)
 
 
-def test_bad_options():
+@pytest.mark.parametrize("method", [Sequential, Newton])
+def test_bad_options(method):
     with pytest.raises(TypeError, match="fused is 1, expected True or False"):
-        Sequential(fused=1)
+        method(fused=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"linearize": "dense"},
+        {"linear": "pcr"},
+        {"initial_guess": "constant"},
+        {"initial_guess": numbers(L, 3)},
+        {"damping": deeppcr.TrustRegion()},
+        {"window": 4},
+        {"record": True},
+        {"progress": True},
+        {"on_failure": "return"},
+    ],
+)
+def test_one_kernel_has_few_options(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=rf"{name} is .*, but fused=True: .*; expected .*fused=F"):
+        Newton(fused=True, **options)
+    Newton(fused=True, rtol=1e-3, atol=1e-6, max_iterations=4)
+
+
+@jax.custom_jvp
+def straight_through(h):
+    return jnp.floor(h)
+
+
+straight_through.defjvp(lambda h, t: (straight_through(*h), *t))
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [
+        (lambda h, x: jnp.sort(h), "sort has no counterpart"),
+        (
+            lambda h, x: h[0] + jnp.cumsum(jnp.concatenate([h] * 6))[:17],
+            "17 entries, of at most 16",
+        ),
+        (lambda h, x: (0.5 * h).astype(jnp.bfloat16), "shorter than float32"),
+        (lambda h, x: straight_through(h) + x[:1], "a derivative of its own"),
+    ],
+)
+def test_it_says_why_a_solve_is_no_kernel(f, reason):
+    start = {
+        "17 entries, of at most 16": numbers(17),
+        "shorter than float32": H.astype(jnp.bfloat16),
+    }
+    for run in (jax.eval_shape, on_a_gpu):
+        with pytest.raises(
+            ValueError, match=f"fused=True, but this chain cannot .*{reason}.*fused=F"
+        ):
+            run(
+                partial(deeppcr.scan, lambda h, x: (f(h, x), None), method=Newton(fused=True)),
+                start.get(reason, H),
+                X,
+            )
+
+
+@pytest.mark.parametrize("method", ["auto", "newton", Newton(), Newton(linear="auto", rtol=1e-3)])
+@pytest.mark.parametrize("adjoint", ["auto", deeppcr.Adjoint()])
+def test_by_default_no_solve_is_one_kernel(method, adjoint):
+    def total(scan, h, x):
+        return loss(partial(scan, method=method, adjoint=adjoint), W, h, x)
+
+    with compiled_for("cuda"):
+        program = str(jax.make_jaxpr(jax.grad(partial(total, deeppcr.scan), (0, 1)))(H, X))
+    assert "fused_solve[" not in program
+
+
+def test_a_solve_and_its_adjoint_are_one_kernel_each_if_asked_for():
+    def total(adjoint, h, x):
+        scan = partial(deeppcr.scan, method=Newton(fused=True), adjoint=adjoint)
+        return loss(scan, W, h, x)
+
+    for adjoint, count in {deeppcr.Adjoint(): 2, deeppcr.Adjoint(linear="pcr"): 1}.items():
+        for platform, solves in {"cuda": count, "cpu": 0}.items():
+            with compiled_for(platform):
+                program = str(jax.make_jaxpr(jax.grad(partial(total, adjoint), (0, 1)))(H, X))
+            assert program.count("fused_solve[") == solves
 
 
 def test_it_finishes_what_newtons_method_does_not():
@@ -89,7 +171,7 @@ def test_it_finishes_what_newtons_method_does_not():
         return jnp.float32(3.7) * z * (1 - z) + 0 * x, z
 
     start, xs = jnp.full(2, 0.3, jnp.float32), numbers(16, 2)
-    newton = deeppcr.Newton(max_iterations=2)
+    newton = Newton(max_iterations=2)
     ours = partial(deeppcr.scan, chaotic, method=newton)
     expected = jax.jit(partial(jax.lax.scan, chaotic))(start, xs)
     assert_agree(on_a_gpu(ours, start, xs), expected, 1e-2)  # which amplifies rounding

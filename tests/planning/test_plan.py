@@ -311,7 +311,7 @@ def test_a_chain_whose_iteration_is_no_loop():
 
 def test_a_kernel_of_a_chain_that_amplifies_differences_is_predicted_to_take_its_loop_and_more():
     logistic = Chain(lambda z, x: 3.9 * z * (1 - z), length=4096)
-    options = {"method": "newton", "device": "H100"}
+    options = {"method": Newton(fused=True), "device": "H100"}
     forgets, slow, chaotic = (
         deeppcr.plan(logistic, jnp.float32(0.3), iterations=n, **options).newton.seconds
         for n in (4, 40, 4096)
@@ -320,6 +320,18 @@ def test_a_kernel_of_a_chain_that_amplifies_differences_is_predicted_to_take_its
     assert forgets < slow < chaotic
     assert loop.method.fused
     assert chaotic > 2 * loop.seconds
+
+
+def test_a_solve_in_one_kernel_is_planned_only_if_it_is_asked_for():
+    chain, start = Chain(lambda z, x: jnp.tanh(z + x), XS), Z0
+    options = {"device": "H100", "iterations": 5}
+    for method in ("auto", "newton"):
+        found = deeppcr.plan(chain, start, method=method, **options)
+        assert "fused Newton" not in str(found)
+    asked = deeppcr.plan(chain, start, method=Newton(fused=True), **options)
+    assert "fused Newton / blocks" in str(asked)
+    assert asked.method == Newton(fused=True)
+    assert asked.newton.seconds < found.newton.seconds  # which is that of many kernels
 
 
 def test_blocks_that_are_not_exact_are_tried_as_such():

@@ -6,6 +6,7 @@ answers later than a step takes. Outputs are written as they come, and the last 
 Arrays are read and written as they are, whatever axes the examples are on.
 """
 
+import hashlib
 from string import Template
 from typing import NamedTuple
 
@@ -32,12 +33,20 @@ class Kernel(NamedTuple):
         blocks: of threads.
         threads: of a block.
         cluster: the number of blocks that work on one example; 0 where each thread has its own.
+        ahead: steps that are read ahead, and between two tests of the loop.
     """
 
     text: str
     blocks: int
     threads: int
     cluster: int = 0
+    ahead: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of its own, so that a profile tells kernels apart, and nothing takes one for another."""
+        kind = "solve" if self.cluster else "scan"
+        return f"fused_{kind}_{hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
 
 
 TEXT = Template(r"""
@@ -150,4 +159,4 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
         whole=whole,
         rest=length - whole,
     )
-    return Kernel(FUNCTIONS + text, -(-step.threads // threads), threads)
+    return Kernel(FUNCTIONS + text, -(-step.threads // threads), threads, ahead=ahead)

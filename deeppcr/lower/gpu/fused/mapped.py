@@ -1,42 +1,22 @@
 """Equations that are one kernel on a GPU; the examples of `jax.vmap` are a batch axis of it."""
 
-from collections.abc import Callable
+import warnings
 from functools import partial
 from itertools import starmap
-from typing import Any, Protocol, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.interpreters import mlir
 
+from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import nvrtc
 from deeppcr.lower.gpu.fused.operations import CannotFuse
-from deeppcr.lower.gpu.fused.step import FusedStep
+from deeppcr.lower.gpu.fused.recurring import Recurring
+from deeppcr.lower.gpu.fused.trial import fault
 from deeppcr.programs.calls import Call, is_jit_disabled
-
-
-class Recurring(Protocol):
-    """A kernel that repeats a step."""
-
-    @property
-    def step(self) -> FusedStep:
-        """The step."""
-
-    @property
-    def length(self) -> int:
-        """The number of steps."""
-
-    def of_step(self, step: FusedStep) -> Self:
-        """The same of another step.
-
-        Raises:
-            CannotFuse: there is no kernel.
-        """
-
-    def have_steps(self, count: int) -> list[bool]:
-        """Which of ``count`` results have an axis of steps."""
 
 
 class KernelCall(Call):
@@ -46,22 +26,49 @@ class KernelCall(Call):
     captured arrays. Of its results those with steps have them on axis 0.
     """
 
-    def run_by(self, by_kernel: Callable[..., list[Any]]) -> None:
-        """What runs on a GPU with kernels, of `nvrtc.launch`, operands and parameters."""
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.def_impl(self._eagerly)
+        mlir.register_lowering(self, mlir.lower_fun(self._on_a_gpu, multiple_results=True), "cuda")
 
-        def on_a_gpu(*operands: Any, **params: Any) -> list[Any]:
-            if not params["kernel"].length or nvrtc.obstacle() or nvrtc.missing():
-                return self.run(*operands, **params)
-            return by_kernel(nvrtc.launch, *operands, **params)
+    def _on_a_gpu(self, *operands: Any, **params: Any) -> Leaves:
+        if not params["kernel"].length or nvrtc.obstacle() or nvrtc.missing():
+            return self.run(*operands, **params)
+        device = next(iter(nvrtc.gpus()), None)
+        return self.by_kernel(nvrtc.launch, device, *operands, **params)
 
-        def eagerly(*operands: Any, **params: Any) -> list[Any]:
-            if is_jit_disabled():  # jax would call this again
-                return self.run(*operands, **params)
-            found: list[Any] = jax.jit(partial(self.bind, **params))(*operands)
-            return found
+    def by_kernel(
+        self,
+        launch: nvrtc.Launch,
+        device: Any,
+        *operands: Any,
+        call_jaxpr: Any,
+        kernel: Recurring,
+        first: int,
+    ) -> Leaves:
+        """The results by a kernel; by XLA, with a warning, if a trial on ``device`` is wrong.
 
-        self.def_impl(eagerly)
-        mlir.register_lowering(self, mlir.lower_fun(on_a_gpu, multiple_results=True), "cuda")
+        ``device``: None if there is none, as where jax compiles for another machine. Then nothing
+        is tried.
+        """
+        results, given = list(map(abstract, call_jaxpr.out_avals)), operands[first:]
+        wrong = device and fault(launch, device, kernel, results, given)
+        if not wrong:
+            return kernel.run(launch, results, given)
+        states = ", ".join(f"{x.dtype}{list(x.shape)}" for x in given[: kernel.step.states])
+        warnings.warn(
+            f"{kernel.text.name} ({kernel.length} steps, a state of {states}) is not used: in a "
+            f"trial on {device.device_kind}, {wrong}. XLA's program runs instead, with the same "
+            "results. Please report this, with the step.",
+            stacklevel=2,
+        )
+        return self.run(*operands, call_jaxpr=call_jaxpr)
+
+    def _eagerly(self, *operands: Any, **params: Any) -> Leaves:
+        if is_jit_disabled():  # jax would call this again
+            return self.run(*operands, **params)
+        found: Leaves = jax.jit(partial(self.bind, **params))(*operands)
+        return found
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
         kernel, first, size = params["kernel"], params["first"], names["axis_size"]

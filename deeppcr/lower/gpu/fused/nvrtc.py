@@ -5,13 +5,13 @@ XLA's call of PTX is not documented, so it is used with those versions of jax al
 """
 
 import ctypes
-import hashlib
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -23,12 +23,14 @@ from deeppcr.lower.variants import platform, platforms
 Launch = Callable[[Kernel, Sequence[Any], Sequence[Any]], list[Any]]
 """``(kernel, operands, types of the results) -> results``, in a program."""
 
+T = TypeVar("T")
 TARGET = "__gpu$xla.gpu.ptx"
 KNOWN = (0, 10), (0, 13)  # versions of jax: from the first, before the second
 # The driver compiles it for the GPU that there is, which may be newer. Quotients and roots are to 2
 # units in the last place, as in programs of XLA.
 OPTIONS = b"--prec-div=false", b"--prec-sqrt=false"
 TURING, HOPPER = 75, 90  # the first with clusters of blocks
+CLUSTER = 8  # blocks that read each other's shared memory, on any GPU that has clusters
 # Compiled once, in 20 ms (CUDA 13.0, a CPU core), and run once if there is a GPU.
 TRIAL = 'extern "C" __global__ void kernel(const float* x, float* y) { y[0] = 2 * x[0]; }'
 
@@ -50,13 +52,19 @@ def missing() -> str:
 
 def obstacle() -> str:
     """Why the GPUs of this process run no kernels; empty if they do, or if there are no GPUs."""
-    try:
-        devices = jax.local_devices(backend="cuda")
-    except RuntimeError:  # of programs for another machine nothing is known
+    if not (devices := gpus()):  # of programs for another machine nothing is known
         return ""
     if any(capability(device) < TURING for device in devices):
         return "kernels are for GPUs since Turing"
     return missing() or refused(devices[0])
+
+
+def gpus() -> list[Any]:
+    """Those of this process."""
+    try:
+        return list(jax.local_devices(backend="cuda"))
+    except RuntimeError:
+        return []
 
 
 def is_for_gpus() -> bool:
@@ -74,24 +82,43 @@ def capability(device: Any) -> int:
     return round(10 * float(device.compute_capability))
 
 
+def largest_cluster() -> int:
+    """The most blocks that work on one example; without a GPU one, as any GPU has."""
+    return CLUSTER if min(map(capability, gpus()), default=TURING) >= HOPPER else 1
+
+
 @cache
 def refused(device: Any) -> str:
     """Why a device does not run a kernel that XLA calls; empty if it does, as a trial shows."""
     one = jax.ShapeDtypeStruct((1,), np.float32)
     trial = jax.jit(lambda x: launch(Kernel(TRIAL, 1, 1), [x], [one])[0])
     try:
-        with jax.ensure_compile_time_eval(), jax.default_device(device):
-            (found,) = np.asarray(trial(np.ones(1, np.float32)))
+        (found,) = alone(device, lambda: np.asarray(trial(np.ones(1, np.float32))))
     except Exception as error:  # whatever the driver or a later XLA says
         return f"XLA calls no kernel here ({error})"
     return "" if found == 2 else "a kernel that XLA calls returns wrong results here"
 
 
+def alone(device: Any, trial: Callable[[], T]) -> T:
+    """The result of a trial on a device while a program is traced or compiled.
+
+    In a thread of its own: there are no mesh, no other trace, and no settings of the caller's, but
+    for the width of numbers.
+    """
+    has_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+
+    def run() -> T:
+        plain = jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow")
+        with jax.default_device(device), jax.enable_x64(has_x64), plain[0], plain[1], plain[2]:
+            return trial()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
+
+
 def launch(kernel: Kernel, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of a kernel, in a program for a GPU: see `Launch`."""
-    # Of its own, so that a profile tells kernels apart, and nothing takes one for another.
-    kind = "solve" if kernel.cluster else "scan"
-    name = f"fused_{kind}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:12]}"
+    name = kernel.name
     sizes = {"grid_x": kernel.blocks, "block_x": kernel.threads, "shared_mem_bytes": 0}
     sizes |= dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), 1)
     found = jax.ffi.ffi_call(TARGET, list(results), custom_call_api_version=4)(

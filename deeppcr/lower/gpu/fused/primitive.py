@@ -4,17 +4,17 @@ Its program for other readers, such as `depth`, is that of `jax.lax.scan`; so ar
 solve has its own, and does not ask for them.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
 from jax import lax
 
-from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.fused import nvrtc
-from deeppcr.lower.gpu.fused.kernel import kernel_of
+from deeppcr.lower.gpu.fused.kernel import Kernel, kernel_of
 from deeppcr.lower.gpu.fused.mapped import KernelCall
+from deeppcr.lower.gpu.fused.nvrtc import Launch
 from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.programs.cut_first import evaluate
 
@@ -31,6 +31,16 @@ class _Loop(NamedTuple):
     step: FusedStep
     length: int
     reverse: bool
+
+    @property
+    def text(self) -> Kernel:
+        """See `Recurring`."""
+        return kernel_of(self.step, self.length, self.reverse)
+
+    @property
+    def residual(self) -> float:
+        """See `Recurring`."""
+        return 0.0
 
     @property
     def instructions(self) -> int:
@@ -50,6 +60,20 @@ class _Loop(NamedTuple):
         """See `Recurring`."""
         return [k >= self.step.states for k in range(count)]
 
+    def shortened(self, most: int) -> Self:
+        """See `Recurring`: two trips of its loop, and what is left after all of them."""
+        ahead = self.text.ahead
+        few = 2 * ahead + self.length % ahead
+        return self._replace(length=min(self.length, few, most))
+
+    def trajectory(self, results: Leaves) -> Leaves:
+        """See `Recurring`: the first outputs."""
+        return results[self.step.states : 2 * self.step.states]
+
+    def run(self, launch: Launch, results: Sequence[Any], operands: Sequence[Any]) -> Leaves:
+        """See `Recurring`: by one kernel, after what is computed before it."""
+        return launch(self.text, self.step.read(operands), results)
+
 
 fused_scan_p = KernelCall("fused_scan")
 
@@ -59,7 +83,8 @@ def fused_scan(
 ) -> tuple[Leaves, Leaves]:
     """The last state, and the outputs of all steps, ``[length, ...]``, from the initial state.
 
-    ``reverse``: whether the first step takes the last entry of the inputs.
+    The first outputs of ``step`` are its state: by these a kernel is tried. ``reverse``: whether
+    the first step takes the last entry of the inputs.
     """
     operands = [*states, *inputs, *captured]
     program = jax.make_jaxpr(partial(_scan, step, reverse, length))(*operands)
@@ -81,15 +106,3 @@ def _scan(step: FusedStep, reverse: bool, length: int, *operands: Any) -> Leaves
     given = list(operands[:states]), list(operands[states:end])
     last, outputs = lax.scan(body, *given, length, reverse)
     return [*last, *outputs]
-
-
-def one_kernel(
-    launch: nvrtc.Launch, *operands: Any, call_jaxpr: Any, kernel: _Loop, first: int
-) -> list[Any]:
-    """The results of `fused_scan`, by one kernel after what is computed before it."""
-    step, length, reverse = kernel
-    results = list(map(abstract, call_jaxpr.out_avals))
-    return launch(kernel_of(step, length, reverse), step.read(operands[first:]), results)
-
-
-fused_scan_p.run_by(one_kernel)

@@ -6,27 +6,26 @@ of the kernel, where it can have one.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Self
 
 import jax
 
-from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.fused import nvrtc
 from deeppcr.lower.gpu.fused.kernel import Kernel
 from deeppcr.lower.gpu.fused.mapped import KernelCall
+from deeppcr.lower.gpu.fused.nvrtc import Launch, largest_cluster
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.gpu.fused.step import FusedStep
-from deeppcr.lower.gpu.fused.trial import largest_cluster
 from deeppcr.lower.gpu.fused.windows import Grid, SolvedBelow, kernel_of
 from deeppcr.programs.calls import with_operands
 from depth.jaxprs import Program
 
 WAITS = 2000  # of an iteration in a window: 4.6 us on an H100, of a prototype with one unit
 OF_CHAINS = 3  # results for each chain, after the states
+TRIED = 5000  # steps that a kernel is tried on at most: of one entry, more than a block takes
 # Iterations: of chains that forget, GRUs take 5 to 7, layers 8.
 _EXPECTED: ContextVar[int] = ContextVar("expected", default=7)
 
@@ -41,7 +40,7 @@ def expecting(iterations: int) -> Iterator[None]:
         _EXPECTED.reset(token)
 
 
-class _Solve(NamedTuple):
+class FusedSolve(NamedTuple):
     """A kernel that solves: see `KernelCall`.
 
     Attributes:
@@ -61,17 +60,38 @@ class _Solve(NamedTuple):
     expected: int
 
     @classmethod
-    def of(cls, step: FusedStep, below: SolvedBelow, length: int, reverse: bool) -> Self:
-        """That of a step.
+    def of(
+        cls,
+        program: Program,
+        states: int,
+        inputs: int,
+        batch_shape: tuple[int, ...],
+        below: SolvedBelow,
+        length: int,
+        reverse: bool = False,
+    ) -> Self:
+        """That of the program of a step.
+
+        Args:
+            program: ``(*state, *input) -> (*state, ...)``, with captured arrays as constants.
+            states: the number of leaves of a state.
+            inputs: the number of leaves of an input.
+            batch_shape: the batch axes of a state, which are its first.
+            below: when a window is solved.
+            length: the number of steps.
+            reverse: whether the first step takes the last entry of the inputs.
 
         Raises:
-            CannotFuse: there is no kernel.
+            CannotFuse: there is no kernel; the message says why.
         """
         if not isinstance(length, int) or not length:
             raise CannotFuse(f"a chain has {length} steps")
-        if not (cluster := largest_cluster()):
-            raise CannotFuse("a trial on the GPU was wrong")
-        text = kernel_of(step, length, reverse, below, cluster)
+        program = program._replace(outvars=program.outvars[:states] * 2)
+        return cls._of(FusedStep.of(program, states, inputs, batch_shape), below, length, reverse)
+
+    @classmethod
+    def _of(cls, step: FusedStep, below: SolvedBelow, length: int, reverse: bool) -> Self:
+        text = kernel_of(step, length, reverse, below, largest_cluster())
         expected = 2 if below.update == math.inf else _EXPECTED.get()
         return cls(step, below, length, reverse, text, expected)
 
@@ -95,22 +115,43 @@ class _Solve(NamedTuple):
 
     def of_step(self, step: FusedStep) -> Self:
         """See `Recurring`."""
-        return self.of(step, self.below, self.length, self.reverse)
+        return self._of(step, self.below, self.length, self.reverse)
+
+    def shortened(self, most: int) -> Self:
+        """See `Recurring`: the steps of some windows, of a cluster if the chain has one."""
+        return self._of(self.step, self.below, min(self.length, most, TRIED), self.reverse)
 
     def have_steps(self, count: int) -> list[bool]:
         """See `Recurring`."""
         return [k < count - OF_CHAINS for k in range(count)]
+
+    @property
+    def residual(self) -> float:
+        """See `Recurring`: that of a window which is solved."""
+        return max(self.below.residual, self.below.standing)
+
+    def trajectory(self, results: Leaves) -> Leaves:
+        """See `Recurring`."""
+        return results[:-OF_CHAINS]
+
+    def run(self, launch: Launch, results: Sequence[Any], operands: Sequence[Any]) -> Leaves:
+        """See `Recurring`: by one kernel, after what is computed before it."""
+        *states, counted, reached, left = results
+        shape = (self.step.count,)
+        each = [jax.ShapeDtypeStruct(shape, x.dtype) for x in (counted, reached, left)]
+        found = launch(self.text, self.step.read(operands), [*states, *each])
+        of_chains = [x.reshape(*counted.shape, -1) for x in found[-OF_CHAINS:]]
+        return [
+            *found[:-OF_CHAINS],
+            *(reduce(-1) for reduce in (of_chains[0].max, of_chains[1].min, of_chains[2].max)),
+        ]
 
 
 fused_solve_p = KernelCall("fused_solve")
 
 
 def fused_solve(
-    program: Program,
-    batch_shape: tuple[int, ...],
-    below: SolvedBelow,
-    length: int,
-    reverse: bool,
+    solve: FusedSolve,
     otherwise: Callable[..., Leaves],
     states: Leaves,
     inputs: Leaves,
@@ -120,23 +161,9 @@ def fused_solve(
 
     The last three results are scalars: int32 the iterations, int32 the number of states before the
     first that was computed step by step, and float32 the largest residual, relative to the size of
-    an entry.
-
-    Args:
-        program: of a step, ``(*state, *input) -> (*state, ...)``, with captured arrays as
-            constants.
-        batch_shape: the batch axes of a state, which are its first.
-        below: when a window is solved.
-        length: the number of steps, at least 1.
-        reverse: whether the first step takes the last entry of the inputs.
-        otherwise: the same of the states, inputs and captured arrays, for other platforms.
-
-    Raises:
-        CannotFuse: there is no kernel.
+    an entry. ``otherwise``: the same of the states, inputs and captured arrays, for other
+    platforms.
     """
-    program = program._replace(outvars=program.outvars[: len(states)] * 2)
-    step = FusedStep.of(program, len(states), len(inputs), batch_shape)
-    solve = _Solve.of(step, below, length, reverse)
     operands = [*states, *inputs, *captured]
     closed, constants = with_operands(jax.make_jaxpr(otherwise)(*operands))
     arrays = [*constants, *operands]
@@ -144,21 +171,3 @@ def fused_solve(
         *arrays, call_jaxpr=closed, kernel=solve, first=len(constants)
     )
     return found
-
-
-def solved_by_kernel(
-    launch: nvrtc.Launch, *operands: Any, call_jaxpr: Any, kernel: _Solve, first: int
-) -> list[Any]:
-    """The results of `fused_solve`, by one kernel."""
-    *states, counted, reached, left = map(abstract, call_jaxpr.out_avals)
-    shape = (kernel.step.count,)
-    each = [jax.ShapeDtypeStruct(shape, x.dtype) for x in (counted, reached, left)]
-    found = launch(kernel.text, kernel.step.read(operands[first:]), [*states, *each])
-    of_chains = [x.reshape(*counted.shape, -1) for x in found[-OF_CHAINS:]]
-    return [
-        *found[:-OF_CHAINS],
-        *(reduce(-1) for reduce in (of_chains[0].max, of_chains[1].min, of_chains[2].max)),
-    ]
-
-
-fused_solve_p.run_by(solved_by_kernel)

@@ -31,9 +31,6 @@ ALONE = 4  # entries of a state, up to which a thread has all rows of the Jacobi
 SIDE, MANY = 8, 1024  # examples side by side, from so many of one entry on: a sector of memory
 PROGRAM = 8192  # instructions of the steps of a thread
 TRIP, FEWEST = 64, 12  # steps that a loop takes in the time of an iteration; the least budget
-# Windows one after another, of 4 us each, up to which a kernel is faster than those of XLA, which
-# take 30 to 130 us for an iteration (GRUs of 1 to 4 units on an H100; jax 0.11.2).
-MOST_ROUNDS = 8
 PROCESSORS = 128  # that work at the same time, about as many as a large GPU has
 COUNTED = "int* counted", "int* reached", "float* left"  # of each chain
 EPS = float(np.finfo(np.float32).eps)
@@ -137,8 +134,6 @@ def kernel_of(
     both = Lanes.of(code, [values, *columns], 1, count, MOST, "linearised")
 
     grid = Grid.of(step, length, cluster, both.instructions)
-    if grid.rounds(length) > MOST_ROUNDS:
-        raise CannotFuse("there are more windows than a kernel gains from")
     used = [x for x in operands if x.places]
     index = index_type(length, used + results)
     begin = example_indices(step, index)
