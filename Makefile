@@ -1,4 +1,4 @@
-# make demo | check | test | fuzz | parity | lint | docs | bench | speed | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
+# make demo | check | versions | test | fuzz | parity | lint | docs | bench | speed | package | clean          (PYTHON=... picks the interpreter, VENV=... the folder)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,11 +13,12 @@ INSTALL := install --no-compile
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test fuzz parity lint docs bench speed package clean
+.PHONY: help demo check versions test fuzz parity lint docs bench speed package clean
 
 help:
 	@echo "make demo      train a recurrent network and a Kalman filter by jax.lax.scan and by deeppcr.scan: a minute"
 	@echo "make check     run the two-minute part of the tests: scan, gradients, forward, solvers, and the rules of the house"
+	@echo "make versions  run those, and what depends on the version of jax: make versions PYTHON=python3.13 VENV=.venv313"
 	@echo "make test      run the tests (about six minutes on two cores)"
 	@echo "make fuzz      try random programs for SECONDS=60, and print the smallest that fail"
 	@echo "make parity    compare schedulers and networks with diffusers and torch, which it installs first (1 GB)"
@@ -48,6 +49,10 @@ CHECKED := tests/drop_in tests/adjoint tests/linear/test_solvers.py tests/linear
 
 check: $(STAMP)
 	@$(TESTS) $(CHECKED)
+
+# What reads or rewrites XLA's programs, times them, or chooses by that.
+versions: $(STAMP)
+	@$(TESTS) $(CHECKED) tests/lower tests/depth tests/planning
 
 test: $(STAMP)
 	@$(TESTS)

@@ -6,6 +6,8 @@ A comment in a page, which GitHub does not show, is a macro of mkdocs-macros:
     <!-- {{ pictures("mlp", "mlp_times") }} -->   pictures for each device
     <!-- {{ readme() }} -->                       the README, as a page
 
+Of each device the newest version of jax comes first; older ones are folded away below it.
+
 `reading.md` is run, and what it prints stands in it.
 """
 
@@ -21,10 +23,11 @@ import pandas as pd
 import yaml
 
 from experiments import report
+from experiments.bench import results
 from experiments.bench.summary import best, errors
 from experiments.bench.table import Row, markdown
 from experiments.kernels.run import named
-from experiments.recurrent.compared import COLUMNS, compared, newest
+from experiments.recurrent.compared import COLUMNS, compared
 from experiments.recurrent.run import PARTS
 from tests.pages import run
 
@@ -32,6 +35,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 PARITY = ROOT / "tests" / "diffusion" / "parity.jsonl"  # by tests/diffusion/make_golden.py
 LONG = 20  # rows: a longer table is folded away
+SEQUENTIAL = ("auto", "adjoint, backprop")  # may compute step by step: never taken for parallel
 WIDE = 24  # characters: a longer cell of words is broken into lines
 Rows = dict[str, list[Row]]  # of one device, by experiment
 Table = Callable[[Rows], pd.DataFrame]
@@ -68,27 +72,44 @@ def on_post_build(env: Any) -> None:
 
 def pictures(names: Sequence[str], url: str = "") -> str:
     """Pictures of each device, one below the other, as links to themselves."""
-    up, found = "../" * url.count("/"), []
-    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+    up, found = "../" * url.count("/"), list[tuple[Path, str]]()
+    for folder in results.folders(RESULTS):
+        links = []
         for name in names:
             if (folder / f"{name}.png").exists():
-                target = f"{up}experiments/results/{folder.name}/{name}.png"
-                said = f"{name.replace('_', ' ')}, on {folder.name}"
-                found.append(f'<a href="{target}"><img alt="{said}" src="{target}"></a>')
+                target = f"{up}{(folder / name).relative_to(ROOT)}.png"
+                said = f"{name.replace('_', ' ')}, on {folder.parent.name}, {folder.name}"
+                links.append(f'<a href="{target}"><img alt="{said}" src="{target}"></a>')
+        found += [(folder, "\n\n".join(links))] if links else []
     if not found:
-        raise ValueError(f"there is no picture {names[0]}.png in {RESULTS}/<device>")
-    return "\n\n".join(found)
+        raise ValueError(f"there is no picture {names[0]}.png in {RESULTS}/<device>/jax-<version>")
+    return _newest_first(found)
+
+
+def _newest_first(found: Iterable[tuple[Path, str]]) -> str:
+    """Of each device what is of its newest jax; the rest is folded away below it."""
+    parts, seen = [], set[str]()
+    for folder, text in found:
+        device = folder.parent.name
+        parts.append(_folded(f"{device}, {folder.name}", text) if device in seen else text)
+        seen.add(device)
+    return "\n\n".join(parts)
+
+
+def _folded(title: str, text: str) -> str:
+    summary = f"<summary>{title}</summary>"
+    return f'<details markdown="1">{summary}\n\n{text}\n\n</details>'
 
 
 def table(name: str) -> str:
-    """A table of each device, with a line below it on where and when it was measured."""
+    """A table of each device and jax, with a line below it on where and when it was measured."""
     if name not in TABLES:
         raise ValueError(f"no table is called {name!r}; there are: {', '.join(TABLES)}")
     if name.startswith("parity"):  # the same on every device
         rows = [json.loads(line) for line in PARITY.read_text(encoding="utf-8").splitlines()]
         said = "Compared with diffusers {diffusers} on torch {torch}.".format_map(rows[0])
         return _shown(TABLES[name]({"parity": rows}), said)
-    parts = []
+    parts = list[tuple[Path, str]]()
     for device in devices():
         try:
             found = TABLES[name](device.rows)
@@ -96,8 +117,8 @@ def table(name: str) -> str:
             continue
         if len(found):
             mine = [experiment for experiment in device.rows if name.startswith(experiment)]
-            parts.append(_shown(found, report.measured(device, *mine)))
-    return "\n\n".join(parts) or "*Not measured yet.*"
+            parts.append((device.folder, _shown(found, report.measured(device, *mine))))
+    return _newest_first(parts) or "*Not measured yet.*"
 
 
 devices = cache(report.read)  # all that is kept
@@ -109,8 +130,7 @@ def _shown(found: pd.DataFrame, source: str) -> str:
             found.to_dict("records")]  # fmt: skip
     text = markdown(rows)
     if len(rows) > LONG:
-        title = f"<summary>{len(rows)} rows</summary>"
-        text = f'<details markdown="1">{title}\n\n{text}\n\n</details>'
+        text = _folded(f"{len(rows)} rows", text)
     source = f'<p class="source">{source}</p>'
     return f'<div class="measured" markdown="1">\n\n{text}\n\n{source}\n\n</div>'
 
@@ -154,7 +174,7 @@ def pivot(frame: pd.DataFrame, down: list[str], across: str, cell: str) -> pd.Da
 def described(rows: Rows, spec: dict[str, Any]) -> pd.DataFrame:
     """A table of tables.yml."""
     every = rows[spec["from"]]
-    every = best(every, report.SEQUENTIAL) if spec.get("fastest") else every
+    every = best(every, SEQUENTIAL) if spec.get("fastest") else every
     mine = frame(every, spec.get("needs", ""), **spec.get("where", {}))
     if "sort" in spec:
         mine = mine.sort_values(spec["sort"], ascending="first" not in spec, kind="stable")
@@ -202,7 +222,7 @@ def overview(rows: Rows) -> pd.DataFrame:
         mine = [row for row in rows.get(name, []) if row.get("part") not in ("accuracy", "stopped")]
         kinds = {
             "default": filter(report.is_default, mine),
-            "parallel": best(mine, report.SEQUENTIAL),
+            "parallel": best(mine, SEQUENTIAL),
         }
         found += [{"experiment": name, "direction": "forward", **row, "of": kind}
                   for kind, every in kinds.items() for row in every]  # fmt: skip
@@ -259,10 +279,8 @@ def gradients_layers(rows: Rows) -> pd.DataFrame:
 
 
 def recurrent(rows: Rows, part: str) -> pd.DataFrame:
-    """The sizes that people train, of the newest jax, and the means of all versions."""
-    every = compared(rows["recurrent"], part)
-    mine = newest(every)
-    mine += [line for line in every if line not in mine and "T" not in line]
+    """Programs of the sizes that people train, and their means."""
+    mine = compared(rows["recurrent"], part)
     return select(frame(mine), {key: None for key in COLUMNS if any(key in line for line in mine)})
 
 

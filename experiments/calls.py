@@ -19,6 +19,7 @@ from jax import Array
 
 import deeppcr
 from experiments.bench import command
+from experiments.bench.engine import Case
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
@@ -137,6 +138,15 @@ def megabytes() -> float:
     """The peak memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    calls = {name: programs for name, programs in entries(64, 8).items() if name != "forward"}
+    return [
+        Case({"entry": entry}, [()], {}, {"deeppcr": programs["deeppcr"]})
+        for entry, programs in calls.items()
+    ]
 
 
 def main(argv: list[str]) -> None:

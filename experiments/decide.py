@@ -40,12 +40,12 @@ from experiments.models.chains import Model
 
 PARTS = ("regret", "map", "giving-up")
 DIRECTIONS = ("forward", "gradient")
-CHAINS = 60
+CHAINS = 24
 SMALL = zoo.Specimen("tanh", 4, 64, 1)  # with --quick
 FIRST = 3 * len(zoo.KINDS)  # chains that come before the other parts
 FAR_DEVICES = ("H200", "A100", "TPU v5e")
 HERE = "here"
-WIDTHS, LENGTHS = (1, 4, 16, 64), (16, 128, 1024, 8192)  # of the map
+WIDTHS, LENGTHS = (1, 8, 64), (64, 1024)  # of the map
 LONGEST_LOOP = 16  # steps of a Python loop among the loops
 LONGEST = 5.0  # seconds; what is predicted to take longer is not run
 MOST_BYTES = 5e8  # of the Jacobians of all steps; larger programs are not run
@@ -65,7 +65,7 @@ CANDIDATES: Mapping[str, Mapping[str, Setting]] = {
 }
 BLOCKS = ("newton", "sequential / sequential", "sequential / pcr", "newton / pcr")  # have Jacobians
 LEAST: Any = {"most": 100, "slow": 5.0}  # for minima: many calls of fast programs, two of slow ones
-TAKES = "15 min"
+TAKES = "4 min"
 LAST = {
     "temp MB": BENCH["temp MB"],
     "lax.scan MB": "the same of jax.lax.scan",
@@ -140,15 +140,20 @@ class Chain:
         adjoint: Any = plan.adjoint
         return f"{method} / {names.get(type(adjoint)) or name_of(adjoint.linear)}"
 
-    def measure(self, device: depth.Device, effort: Effort) -> dict[str, Outcome]:
-        """All programs, timed beside each other: the loops, "auto" and the candidates."""
+    def case(self) -> Case:
+        """All programs: the loops, "auto" and the candidates."""
         loops = baselines(self.program, self.specimen.length, LONGEST_LOOP)
         programs = {AGAIN: self.program(lax.scan), AUTO: self.program(Setting().scan)}
         for name, setting in CANDIDATES[self.direction].items():
             if name not in BLOCKS or self.specimen.jacobian_bytes <= MOST_BYTES:
                 programs[name] = self.program(setting.scan)
         programs |= fused(self.program, self.task.arguments, batch_ndim=1)
-        return measure(Case({}, [self.task.arguments], loops, programs), effort, device, LONGEST)
+        labels = {"chain": self.specimen.name, "direction": self.direction}
+        return Case(labels, [self.task.arguments], loops, programs)
+
+    def measure(self, device: depth.Device, effort: Effort) -> dict[str, Outcome]:
+        """All programs, timed beside each other."""
+        return measure(self.case(), effort, device, LONGEST)
 
 
 @cache
@@ -331,6 +336,12 @@ def _regret(rows: Sequence[Row]) -> Any:
     panels[0].set_ylabel("regret [% of the fastest]")
     legend(drawing, 6)
     return drawing
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    specimens = zoo.Specimen("gru", 4, 64, 1), zoo.Specimen("tanh", 8, 64, 8)
+    return [chain.case() for specimen in specimens for chain in Chain.both(specimen)]
 
 
 def main(argv: list[str]) -> None:

@@ -169,7 +169,7 @@ LOOPS = {"cholesky": cholesky, "gp": gp, "filter": hierarchy, "orbits": orbits, 
 SLOW = "filter"  # its gradient with unroll 4 compiles for minutes; not with --quick
 
 
-def measured(name: str, direction: str, length: int, effort: Effort) -> Iterator[Row]:
+def case(name: str, direction: str, length: int) -> Case:
     """All programs of a loop."""
     loss, params, inputs = LOOPS[name](length)
 
@@ -181,10 +181,19 @@ def measured(name: str, direction: str, length: int, effort: Effort) -> Iterator
     ]
     loops = {name: f for name, f in baselines(directed, length, 0).items() if "16" not in name}
     labels = {"kind": name, "L": length, "direction": direction}
-    case = Case(labels, arguments, loops, {"auto": directed(deeppcr.scan)})
-    rows = [*bench(case, depth.at_hand(), effort)]
+    return Case(labels, arguments, loops, {"auto": directed(deeppcr.scan)})
+
+
+def measured(case: Callable[[], Case], effort: Effort) -> Iterator[Row]:
+    """The rows of a case; those of deeppcr say how long `jax.lax.scan` compiles."""
+    rows = [*bench(case(), depth.at_hand(), effort)]
     seconds = {"scan compile s": rows[0].get("compile s")}
     yield from (row if row["baseline"] else row | seconds for row in rows)
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    return [case("gp", "gradient", 100), case("orbits", "forward", 100)]
 
 
 def main(argv: list[str]) -> None:
@@ -194,7 +203,7 @@ def main(argv: list[str]) -> None:
     effort = Effort(options.repeats)
     lengths = {name: 200 if options.quick else 614 if name == SLOW else 2000 for name in LOOPS}
     cases = [
-        partial(measured, name, direction, length, effort)
+        partial(measured, partial(case, name, direction, length), effort)
         for name, length in lengths.items()
         if not (options.quick and name == SLOW)
         for direction in ("forward", "gradient")

@@ -10,13 +10,14 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.bench.command import positive
 from experiments.bench.progress import INTERRUPTED, PROGRESS
 from experiments.bench.table import Row, show
 
-TAKES = "1 h"
+TAKES = "30 min"
 GRACE = 0.1  # share of its time in which an experiment finishes its last case, and the picture
 ROOT = Path(__file__).parent.parent
 WEIGHTS = {  # shares of the time that is left, the most important first
@@ -56,6 +57,22 @@ def attempt(line: list[str], seconds: float) -> str:
     return f"failed ({code})" if code else "done"
 
 
+def check(names: Sequence[str]) -> None:
+    """Print which results of this device and jax are older than the programs, if any.
+
+    Raises:
+        SystemExit: code 1, if some are.
+    """
+    from experiments.bench import fresh
+
+    reasons = {name: fresh.old(name) for name in names}
+    for name in (aged := {name: reason for name, reason in reasons.items() if reason}):
+        print(f"{name}: {aged[name]}")
+    if aged:
+        sys.exit(f"measure them anew: python -m experiments suite --only {' '.join(aged)}")
+    print("all results are of the programs that run")
+
+
 def main(argv: list[str]) -> None:
     """Run experiments, and print how each has ended."""
     parser = argparse.ArgumentParser(
@@ -66,10 +83,18 @@ def main(argv: list[str]) -> None:
     add = parser.add_argument
     add("--quick", action="store_true", help="the quick version of each: a minute on two cores")
     add("--only", nargs="+", choices=WEIGHTS, metavar="NAME", help="these experiments (all)")
+    add(
+        "--check",
+        action="store_true",
+        help="measure nothing: say which results are old, and exit 1",
+    )
     add("--budget", type=positive, metavar="S", help="seconds for all of them (no limit)")
-    add("--out", type=Path, metavar="DIR", help="write to DIR/<device> (experiments/results)")
+    add("--out", type=Path, metavar="DIR", help="write below DIR (experiments/results)")
     options = parser.parse_args(argv)
     names = [name for name in WEIGHTS if not options.only or name in options.only]
+    if options.check:
+        check(names)
+        return
     out, rows = options.out and options.out.absolute(), list[Row]()
     end = time.monotonic() + (options.budget or math.inf)
     try:

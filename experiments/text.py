@@ -23,15 +23,16 @@ from jax import Array, lax
 
 import deeppcr
 from experiments.bench import command
+from experiments.bench.engine import Case
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort, interleave
 from experiments.models.training import Params, normal, train
 
-TAKES = "8 min"
+TAKES = "2 min"
 RTOL = 1e-6  # of real entries
 WIDTH, HEADS, LAYERS, BATCH, RATE = 64, 4, 2, 16, 3e-3
-STEPS, QUICK_STEPS = 1000, 50  # of the training
-LENGTH, PROMPT = 160, 32
+STEPS, QUICK_STEPS = 300, 50  # of the training
+LENGTH, PROMPT = 96, 32
 LEVELS, PIXELS = 17, 64
 COLUMNS = {
     "entries": "what is computed: entries after the prompt, each one evaluation of a loop",
@@ -249,10 +250,18 @@ def pixels(name: str, entries: Map, steps: int, count: int, effort: Effort) -> I
     yield measured(name, entries, params, [data[0, :0]] * count, noise, effort)
 
 
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    entries = tokens(LEVELS)
+    params = weights(entries, 16, jax.random.key(0))
+    arguments = params, jnp.zeros(2, jnp.int32), jnp.zeros((16, LEVELS), jnp.float32)
+    return [Case({"entries": "tokens"}, [arguments], {}, {"": partial(parallel, entries, None)})]
+
+
 def main(argv: list[str]) -> None:
     """Train and measure."""
     options = command.parser("text", __doc__).parse_args(argv)
-    steps, count = (QUICK_STEPS, 2) if options.quick else (STEPS, 16)
+    steps, count = (QUICK_STEPS, 2) if options.quick else (STEPS, 8)
     parts: list[Callable[..., Iterator[Row]]] = [
         characters,
         partial(pixels, "digits, drawn", tokens(LEVELS)),

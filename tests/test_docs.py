@@ -218,7 +218,8 @@ def test_a_marker_that_names_nothing_is_an_error():
 def toy(monkeypatch, experiment, rows):
     """The only results there are."""
     head = {"processor": "Toy", "cores": 1, "jax": "0.10.2", "time": "2026-01-02T03"}
-    device = report.Device(Path("toy"), {experiment: [head]}, {experiment: rows})
+    head["commit"] = 40 * "a"
+    device = report.Device(Path("toy/jax-0.10"), {experiment: [head]}, {experiment: rows})
     monkeypatch.setattr(macros(), "devices", lambda: [device])
 
 
@@ -232,7 +233,9 @@ def test_a_table_of_the_site_is_made_of_rows(monkeypatch):
     toy(monkeypatch, "iterations", rows)
     lines = macros().table("iterations_width").splitlines()
     assert "| 2 | 64 | 5 (2,500x) |" in lines
-    assert '<p class="source">toy: Toy, 1 core, jax 0.10.2, 2026-01-02.</p>' in lines
+    assert (
+        '<p class="source">toy: Toy, 1 core, jax 0.10.2, commit aaaaaaa, 2026-01-02.</p>' in lines
+    )
     assert macros().table("diffusion_rounding") == "*Not measured yet.*"
 
 
@@ -281,7 +284,9 @@ def test_a_page_is_filled_and_formulas_are_marked(tmp_path, monkeypatch):
     assert html.count("$HOME") == 1
     assert "solve_bidiagonal" in html  # of the table
     assert "Unreleased" in html  # of the changelog
-    assert (tmp_path / "site/experiments/results/cpu/mlp.png").exists()
+    pictures = {path.relative_to(ROOT) for path in ROOT.glob("experiments/results/*/*/mlp.png")}
+    assert pictures
+    assert all((tmp_path / "site" / path).exists() for path in pictures)
     assert not (tmp_path / "site/__pycache__").exists()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from experiments.bench import results
+from experiments.bench import fresh, results
 from experiments.bench.plots import Figures, can_draw, save
 from experiments.bench.progress import INTERRUPTED, PROGRESS
 from experiments.bench.summary import best
@@ -43,9 +43,10 @@ def parser(
     add(
         "--keep",
         metavar="NAME",
-        help="write rows and picture to experiments/results/<device>/NAME.*, not to build/pictures",
+        help="write rows and picture to experiments/results/<device>/jax-<version>/NAME.*, "
+        "not to build/pictures",
     )
-    add("--out", type=Path, metavar="DIR", help="write rows and picture to DIR/<device> instead")
+    add("--out", type=Path, metavar="DIR", help="write them below DIR instead")
     rounds = Effort().rounds
     what = "least number of timed calls (%(default)s)"
     add("--repeats", type=positive, default=rounds, metavar="N", help=what)
@@ -75,8 +76,7 @@ def run(
     """Run cases until all are done, time is over, or Ctrl-C: tables to stdout, progress to stderr.
 
     Rows are written as they come, so that the file holds all there is whatever happens. As long as
-    not all cases are done, it also holds the older rows that were not measured anew; those of
-    another version of jax, where rows have a cell "jax", always.
+    not all cases are done, it also holds the older rows that were not measured anew.
 
     Args:
         options: of the command line.
@@ -94,9 +94,6 @@ def run(
     if options.keep or options.out:
         kept = results.path_of(options.keep or options.name, options.out)
     older = results.groups(kept) if kept.exists() else []
-    # Rows that say which version of jax they are of stay beside those of another one.
-    mine = results.version()
-    others = [(head, [r for r in rows if r.get("jax", mine) != mine]) for head, rows in older]
     used: dict[str, str] = {}  # columns that have been printed
     start, number, ending, code = time.monotonic(), 0, "", 0
 
@@ -108,9 +105,9 @@ def run(
                 used.update({name: columns[name] for name in names})
                 PROGRESS.print(text + "\n")
 
-    def write(complete: bool) -> None:
-        before = others if complete else older
-        results.write(kept, every, before, quick=options.quick, complete=complete)
+    def write(complete: bool, **about: Any) -> None:
+        before = [] if complete else older
+        results.write(kept, every, before, quick=options.quick, complete=complete, **about)
 
     if options.quick:
         PROGRESS.print(f"{options.name}, quick version: few and small cases.\n")
@@ -130,7 +127,11 @@ def run(
                 finally:
                     show([row for row in every[first:] if row.get("part", "") not in together])
                 jax.clear_caches()  # compiled programs of cases that are done would fill the memory
-        write(complete=not ending)
+        about = {}
+        if options.keep and not options.quick:
+            PROGRESS.say("which programs these were")
+            about[fresh.PROGRAMS] = fresh.digests(options.name)
+        write(complete=not ending, **about)
     except KeyboardInterrupt:
         ending, code = "Stopped by Ctrl-C", INTERRUPTED
         write(complete=False)

@@ -16,7 +16,6 @@ All pictures of stored results are drawn anew, and nothing is measured, by
 """
 
 import functools
-import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from experiments.bench import results
 from experiments.bench.summary import CAPTURED
 from experiments.bench.table import Row
 
@@ -378,19 +378,14 @@ def values_as_ticks(axis: Any, values: Sequence[float]) -> None:
 
 def drawer(name: str) -> Callable[..., Figures]:
     """The function ``pictures`` of an experiment; without one, there are none."""
-    spec = importlib.util.find_spec(f"experiments.{name}")
-    assert spec is not None, name
-    package = f"{spec.name}.run" if spec.submodule_search_locations else spec.name
-    drawn: Any = getattr(importlib.import_module(package), "pictures", lambda rows: {})
+    drawn: Any = getattr(results.experiment(name), "pictures", lambda rows: {})
     return cast(Callable[..., Figures], drawn)
 
 
 def main(argv: list[str]) -> None:
     """Draw the pictures of result files anew: of those named, or of all that are stored."""
-    from experiments.bench.results import FOLDER, read
-
-    for path in map(Path, argv or sorted(map(str, FOLDER.glob("*/*.jsonl")))):
-        if found := drawer(path.stem)(read(path)[1]):
+    for path in map(Path, argv or sorted(map(str, results.FOLDER.glob("*/*/*.jsonl")))):
+        if found := drawer(path.stem)(results.read(path)[1]):
             print(*save(path.with_suffix(".png"), found), sep="\n")
 
 

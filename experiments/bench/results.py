@@ -1,6 +1,11 @@
-"""Result files: JSON lines; the first says where and when the others were measured."""
+"""Result files: JSON lines; the first says where and when the others were measured.
+
+Each device has a folder, and in it each version of jax: `results/cpu/jax-0.12/headline.jsonl`.
+"""
 
 import datetime
+import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -22,10 +27,18 @@ FOLDER = Path(__file__).parent.parent / "results"
 KEY = {  # cells that say what was measured
     *("part", "title", "kind", "data", "activation", "chain", "w", "L", "batch", "modules"),
     *("steps", "direction", "program", "method", "form", "k", "gain", "problem", "source"),
-    *("options", "tolerance", "scheduler", "entry", "target", "variant", "jax"),
+    *("options", "tolerance", "scheduler", "entry", "target", "variant"),
     *("constant", "test", "rule"),
 }
 Rows = list[dict[str, Any]]
+
+
+def experiment(name: str) -> Any:
+    """The module of an experiment: of this package, or ``run`` of a package in it."""
+    spec = importlib.util.find_spec(f"experiments.{name}")
+    assert spec is not None, name
+    package = f"{spec.name}.run" if spec.submodule_search_locations else spec.name
+    return importlib.import_module(package)
 
 
 def device() -> str:
@@ -56,8 +69,18 @@ def environment() -> dict[str, Any]:
 
 
 def path_of(name: str, folder: Path | None = None) -> Path:
-    """The path of a result file of this device: `folder/<device>/<name>.jsonl`."""
-    return (folder or FOLDER) / device() / f"{name}.jsonl"
+    """The path of a result file of this device: `folder/<device>/jax-<version>/<name>.jsonl`."""
+    return (folder or FOLDER) / device() / f"jax-{version()}" / f"{name}.jsonl"
+
+
+def folders(folder: Path = FOLDER) -> list[Path]:
+    """Those of each device and version of jax, by device, the newest version first."""
+
+    def order(path: Path) -> tuple[str, list[int]]:
+        numbers = path.name.removeprefix("jax-").split(".")
+        return path.parent.name, [-int(number) for number in numbers]
+
+    return sorted(folder.glob("*/jax-*"), key=order)
 
 
 def write(

@@ -23,9 +23,9 @@ def _space(states: int, outputs: int, length: int) -> tuple[dict[str, Array], Ar
     return model, normal(keys[2], length, outputs)
 
 
-def kalman(length: int) -> Program:
-    """The likelihood of a Kalman filter with 4 states and 2 outputs."""
-    model, observed = _space(4, 2, length)
+def kalman(length: int, batch: int = 0) -> Program:
+    """The likelihood of a Kalman filter with 4 states and 2 outputs, of one series or a batch."""
+    model, observed = _space(4, 2, length * max(batch, 1))
 
     def loss(scan: Scan, p: Any) -> Array:
         def step(carry: Any, y: Array) -> Any:
@@ -38,7 +38,12 @@ def kalman(length: int) -> Program:
             gained = -0.5 * z @ z - jnp.sum(jnp.log(jnp.diag(root)))
             return (mean + gain @ error, cov - gain @ spread @ gain.T), gained
 
-        return jnp.mean(scan(step, (jnp.zeros(4), jnp.eye(4)), observed)[1])
+        def likelihood(ys: Array) -> Array:
+            return jnp.mean(scan(step, (jnp.zeros(4), jnp.eye(4)), ys)[1])
+
+        if not batch:
+            return likelihood(observed)
+        return jnp.mean(jax.vmap(likelihood)(observed.reshape(batch, length, 2)))
 
     return Program(loss, model)
 

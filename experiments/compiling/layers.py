@@ -16,7 +16,7 @@ from experiments.models.training import affine
 Network = Callable[[Any, Array], Array]
 
 WIDTH, BATCH, TRAINED_BATCH = 16, 8, 32
-LONGEST_LOOP = 256  # layers
+LONGEST_LOOP = 64  # layers
 LOOP, PLAIN = "Python loop", f"{SCAN}, stacked"
 
 

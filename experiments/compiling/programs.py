@@ -163,15 +163,18 @@ def gru(length: int) -> Program:
     return Program(loss, cells.gru_weights(16, 16))
 
 
-def predators(length: int) -> Program:
+def predators(length: int, *batch: int) -> Program:
     """Lotka and Volterra's equations by Runge and Kutta's method of order 4."""
-    parameters = {"rates": jnp.array([1.1, 0.4, 0.1, 0.4]), "start": jnp.array([10.0, 5.0])}
+    start = jnp.array([10.0, 5.0]) * jnp.linspace(1.0, 1.5, math.prod(batch))[:, None]
+    rates = jnp.array([1.1, 0.4, 0.1, 0.4])
+    parameters = {"rates": rates, "start": start.reshape(*batch, 2)}
 
     def loss(scan: Scan, p: Any) -> Array:
         a, b, c, d = p["rates"]
 
         def slope(z: Array) -> Array:
-            return jnp.stack([a * z[0] - b * z[0] * z[1], c * z[0] * z[1] - d * z[1]])
+            x, y = z[..., 0], z[..., 1]
+            return jnp.stack([a * x - b * x * y, c * x * y - d * y], axis=-1)
 
         def step(z: Array, _: None) -> Any:
             first = slope(z)

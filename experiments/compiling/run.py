@@ -3,14 +3,13 @@
 programs  gradients of loops whose steps have many equations, or few, and of jax's transformations
           of them: jax.lax.scan beside deeppcr.scan, stage by stage, in CPU seconds of all threads
 layers    the gradient of a loss through L equal flax modules, in a list or stacked: a Python loop
-          (up to 256 layers: from there on it takes minutes), a scan, deeppcr
+          (up to 64 layers: of 1024 it takes minutes), a scan, deeppcr
 training  a jitted `jax.lax.scan` of 200 Adam steps on 16 equal residual modules of 12 small arrays:
           a list of modules, stacked modules, packed ones. Parameters and losses are compared
 
 Each program is traced and compiled from scratch several times, in turn with the others, and the
 least times count. Of layers, the sequential programs are the Python loop and `jax.lax.scan` with
-unroll 1, 4 and 16; of the training loops, the two with plain Adam. Rows of several versions of jax
-stay beside each other in one file.
+unroll 1, 4 and 16; of the training loops, the two with plain Adam.
 """
 
 import importlib.util
@@ -27,11 +26,10 @@ import deeppcr
 import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH
-from experiments.bench.engine import bench, distance
+from experiments.bench.engine import Case, bench, distance
 from experiments.bench.plots import Figures, lines, styled
 from experiments.bench.programs import SCAN
 from experiments.bench.progress import PROGRESS
-from experiments.bench.results import version
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort, interleave
 from experiments.compiling.layers import layers, training
@@ -42,15 +40,14 @@ PARTS = ("programs", "layers", "training")
 SCANS = {SCAN: lax.scan, "deeppcr.scan": deeppcr.scan}
 LENGTHS, QUICK_LENGTHS = (16, 64, 256, 1024), (4, 16)
 QUICK_PROGRAMS = ("GRU, 16 units",)
-BUILDS = {"programs": 3, "layers": 3, "training": 5}  # of each program; 1 with --quick
-TAKES = "10 min"
+BUILDS = {"programs": 2, "layers": 2, "training": 3}  # of each program; 1 with --quick
+TAKES = "3 min"
 PROGRAM = {
     "program": "what runs; sequential programs first",
     "seconds": "seconds to trace and compile together",
 }
 STAGES = {
     "title": "what is computed",
-    "jax": "version of jax",
     **PROGRAM,
     "over lax.scan": "its seconds over those of jax.lax.scan",
     "trace s": "CPU seconds to trace",
@@ -97,7 +94,7 @@ def stages(title: str, effort: Effort, builds: int) -> Iterator[Row]:
     errors = {name: distance(call(), expected) for name, call in calls.items()}
     timings = interleave(calls, effort)
     for name, each in found.items():
-        row: Row = {"part": "programs", "title": title, "jax": version(), "program": name}
+        row: Row = {"part": "programs", "title": title, "program": name}
         row |= {"seconds": each.total, "over lax.scan": each.total / found[SCAN].total}
         row |= {"trace s": each.trace, "lower s": each.lower, "compile s": each.compile}
         llvm = seconds_of_llvm(functions[name], program.parameters)
@@ -107,12 +104,12 @@ def stages(title: str, effort: Effort, builds: int) -> Iterator[Row]:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """What the programs come to, for each version of jax."""
-    for jax_version in dict.fromkeys(row["jax"] for row in rows if row["part"] == "programs"):
-        mine = [row for row in rows if row.get("jax") == jax_version and row["program"] != SCAN]
+    """What the programs come to."""
+    mine = [row for row in rows if row["part"] == "programs" and row["program"] != SCAN]
+    if mine:
         ratios = [row["over lax.scan"] for row in mine]
         yield (
-            f"jax {jax_version}: deeppcr.scan takes {geometric_mean(ratios):.2f} times the seconds "
+            f"deeppcr.scan takes {geometric_mean(ratios):.2f} times the seconds "
             f"of {SCAN} to trace and compile (geometric mean), {max(ratios):.2f} at worst.\n"
         )
 
@@ -127,6 +124,16 @@ def pictures(rows: Sequence[Row]) -> Figures:
         panels = {name: (mine, *key) for name, key in keys.items()}
         found["layers"] = lines(title, panels, "L", "layers")
     return found
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    programs = {name: PROGRAMS[name]() for name in ("GRU, 16 units", "Lotka-Volterra, RK4")}
+    cases = [
+        Case({"title": name}, [(one.parameters,)], {}, {"deeppcr.scan": one.by(deeppcr.scan)})
+        for name, one in programs.items()
+    ]
+    return [*cases, layers(4), training(2, 3)]
 
 
 def main(argv: list[str]) -> None:

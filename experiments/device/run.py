@@ -6,36 +6,52 @@ constants  what `depth`'s model of the device and the rule say of a call, a kern
            and memory, beside what is measured
 programs   `experiments headline`, in a process of its own: what the default runs, what is fastest,
            and how much longer the default takes
+kernels    on an NVIDIA GPU, Newton's method as one kernel beside XLA's programs of it
 tests      those of kernels, and of programs that are other ones on an accelerator
 rules      a verdict on each rule: keep, or what was faster, how much and how often
 
-On an accelerator rows go to experiments/results/<device>/device.jsonl, those of programs also to
-headline.jsonl; on a CPU, which has other rules, and with --quick, to build/pictures/<device>.
+On an accelerator rows go to device.jsonl in experiments/results/<device>/jax-<version>, those of
+programs also to headline.jsonl; on a CPU, which has other rules, and with --quick, to
+build/pictures/<device>.
 """
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import jax
+from jax import lax
 
 import depth
+from deeppcr import Newton
 from deeppcr.lower import obstacle
 from deeppcr.lower.variants import platform
+from experiments import headline
 from experiments.bench import command, results
-from experiments.bench.columns import BENCH
+from experiments.bench.columns import BENCH, LABELS
+from experiments.bench.engine import Case, Variant, bench
+from experiments.bench.programs import SCAN, Setting
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row, wrapped
 from experiments.bench.timing import Effort
 from experiments.device import constants, tests, verdict
+from experiments.gradients.network import Network, Size
 from experiments.suite import attempt
 from experiments.suite import command as line
 
 TAKES = "9 min"
 SECONDS, QUICK_SECONDS = 500.0, 60.0  # for all of it; what starts later does not take long
-WEIGHTS = {"constants": 2, "programs": 9, "tests": 5}  # shares of the time that is left, in order
+WEIGHTS = {
+    "constants": 2,
+    "programs": 9,
+    "kernels": 2,
+    "tests": 4,
+}  # shares of the time that is left, in order
 HEADLINE = "headline"
+GRUS, STEPS = (4, 1), 10_000  # units and steps of those that are solved in one kernel
 TABLES: dict[str, dict[str, str]] = {
     "constants": {
         "constant": "what is measured, and which constant of the model it is for",
@@ -55,6 +71,9 @@ TABLES: dict[str, dict[str, str]] = {
         "wrong": "programs with another result",
         "note": BENCH["note"],
     },
+    "kernels": {
+        key: BENCH[key] for key in (*LABELS, "program", "ms", "iterations", "error", "note")
+    },
     "tests": {
         "test": "a test that fails; all: how many there are",
         **{key: f"how many have {key}" for key in ("passed", "failed")},
@@ -67,6 +86,9 @@ TABLES: dict[str, dict[str, str]] = {
         "verdict": "whether the measured rows support it, or what to change",
     },
 }
+
+
+samples = headline.samples  # see `experiments.bench.fresh`
 
 
 class Device:
@@ -112,6 +134,17 @@ class Device:
         if ended != "done":
             yield {"title": f"{HEADLINE}: {ended}"}
 
+    def of_kernels(self) -> Iterator[Row]:
+        """Rows of `bench` for solves that have a kernel."""
+        end, effort = time.monotonic() + self.share("kernels"), Effort(self.options.repeats)
+        if platform() != "cuda" or obstacle():
+            return
+        for units, direction in product(GRUS, ("forward", "gradient")):
+            if time.monotonic() < end:
+                yield from bench(
+                    solves(units, direction), depth.at_hand(), Effort(self.options.repeats)
+                )
+
     def of_tests(self) -> Iterator[Row]:
         """See `tests.rows`."""
         paths = tests.QUICK if self.options.quick else tests.TESTS
@@ -121,6 +154,21 @@ class Device:
         """The verdicts, whatever the other parts have come to."""
         found = {name: [row for row in self.rows if row["part"] == name] for name in WEIGHTS}
         yield from verdict.rules(self.headline, found["programs"], found["constants"], platform())
+
+
+def solves(units: int, direction: str) -> Case:
+    """A GRU by Newton's method, by XLA's programs and in one kernel."""
+    network = Network("gru", units)
+    make = network.states if direction == "forward" else network.gradient
+    settings = {"newton": Setting(Newton()), "newton, fused": Setting(Newton(fused=True))}
+    return dataclasses.replace(
+        Size(network, STEPS).case(direction),
+        baselines={SCAN: make(lax.scan)},
+        variants={
+            name: Variant(make(setting.scan), solve=network.solve(setting.method))
+            for name, setting in settings.items()
+        },
+    )
 
 
 def main(argv: list[str]) -> None:

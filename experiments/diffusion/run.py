@@ -27,15 +27,16 @@ from deeppcr import Diagonal, Newton, Solution
 from deeppcr.diffusion import Gaussian
 from experiments.bench import command
 from experiments.bench.columns import BENCH, LABELS
-from experiments.bench.engine import bench, distance, solve_statistics
+from experiments.bench.engine import Case, bench, distance, solve_statistics
 from experiments.bench.progress import PROGRESS
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.diffusion.figure import pictures
-from experiments.diffusion.latent import Training, generator, judge
+from experiments.diffusion.latent import CLASSES, Generator, Training, generator, judge
 from experiments.diffusion.sampling import SCHEDULERS, Reference, Setup, schedule_of
+from experiments.models import denoiser
 
-TAKES = "40 min"
+TAKES = "6 min"
 QUALITIES = {
     "W1 to sequential": "W1 to the sequential samples from the same noise",
     "same class": "share of samples with the class of the sequential sample",
@@ -131,7 +132,15 @@ class Scale:
 
 
 ACCELERATOR = Scale()
-CPU = Scale(middle=(16, 200, 1), longest=2.0)
+CPU = Scale(
+    sizes=(16, 64),
+    steps=(50, 200),
+    batches=(1, 16),
+    middle=(16, 200, 1),
+    counts=(("dense", (1, 3)), ("diagonal", (1, 4)), ("gaussian", (1, 4)), ("picard", (4, 16))),
+    schedulers=("DDIM", "DDPM", "DPM-Solver++"),
+    longest=2.0,
+)
 QUICK = Scale(
     sizes=(16,),
     steps=(50,),
@@ -269,6 +278,13 @@ def _most_iterations(setup: Setup, name: str) -> int:
         return enough
     columns = table.steps * len(table.update) * setup.generator.size
     return min(enough, max(MOST_COLUMNS // columns, 1))
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    params = denoiser.first_weights(4, 32, jax.random.key(0), CLASSES)
+    setup = Setup(Generator(4, params, None), schedule_of("DDIM"), 20, 1)
+    return [setup.case({"auto": {"method": "auto"}, **METHODS})]
 
 
 def main(argv: list[str]) -> None:

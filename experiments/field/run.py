@@ -59,9 +59,8 @@ PREDICTABILITY = {
 TABLES = {"published": COLUMNS, "predictability": PREDICTABILITY}
 
 
-def measured(claim: Claim, effort: Effort) -> Iterator[Row]:
-    """A row with the published figure and ours."""
-    model = claim.make()
+def case(claim: Claim, model: Model) -> Case:
+    """The chain of a claim by `jax.lax.scan` and by the method that it is about."""
     ours = Variant(
         solver(model.step, claim.method),
         comparable=lambda solution: solution.trajectory,
@@ -69,8 +68,16 @@ def measured(claim: Claim, effort: Effort) -> Iterator[Row]:
     )
     arguments = [(model.z0, model.inputs)]
     loop = {SCAN: by_loop(model.step, lax.scan)}
-    case = Case({}, arguments, loop, {"ours": ours}, tolerance=math.inf)  # the claim has its own
-    found = measure(case, effort)
+    labels = {"problem": claim.problem, "options": claim.said}
+    return Case(
+        labels, arguments, loop, {"ours": ours}, tolerance=math.inf
+    )  # the claim has its own
+
+
+def measured(claim: Claim, effort: Effort) -> Iterator[Row]:
+    """A row with the published figure and ours."""
+    model = claim.make()
+    found = measure(case(claim, model), effort)
     plain, one = found[SCAN], found["ours"]
     row = labels(claim, model) | one.row | one.times()
     row["pass"] = "no"
@@ -174,6 +181,12 @@ def pictures(rows: Sequence[Row]) -> Figures:
     said = "largest Lyapunov exponent [nats per step]; chaotic right of 0"
     panels = {"": (named, "iterations", "iterations")}
     return {"predictability": lines(title, panels, rate, said, key="T", xscale="linear")}
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    few = [claim for claim in claims(quick=True) if claim.problem == "contracting RNN"]
+    return [case(claim, claim.make()) for claim in few]
 
 
 def main(argv: list[str]) -> None:

@@ -19,13 +19,9 @@ from experiments.bench.timing import Effort
 CELLS = ("SimpleCell", "GRUCell", "OptimizedLSTMCell", "ParaGRU", "ParaLSTM")
 SIZES = (  # T, units, batch
     (500, 4, 1),
-    (2000, 16, 1),
     (1000, 4, 8),
     (1000, 16, 8),
-    (500, 16, 32),
     (500, 64, 8),
-    (5000, 16, 8),
-    (5000, 4, 32),
 )
 QUICK = ((500, 4, 8),)
 FEATURES = 3

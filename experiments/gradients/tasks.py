@@ -60,7 +60,7 @@ class Task(NamedTuple):
 
 def tasks() -> dict[str, Task]:
     """All tasks, by name."""
-    found = _digits("rows", 8, 32, 400), _digits("pixels", 64, 32, 1000), parity()
+    found = _digits("rows", 8, 32, 400), _digits("pixels", 64, 32, 400), parity()
     return {task.name: task for task in found}
 
 

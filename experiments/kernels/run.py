@@ -17,6 +17,7 @@ takes is not counted here. A loop that is one kernel is one node, and takes as l
 steps.
 """
 
+import dataclasses
 import math
 import sys
 import time
@@ -29,6 +30,7 @@ import jax
 import deeppcr
 import depth
 from deeppcr.lower import expecting
+from deeppcr.lower.variants import compiled_for
 from experiments.bench import command
 from experiments.bench.columns import BENCH, LABELS
 from experiments.bench.costs import analyze, further, is_fallback
@@ -157,6 +159,26 @@ def pictures(rows: Sequence[Row]) -> Figures:
             what = f"{title} ({mine[0].get('target', 'H200')})"
             found[key] = dots(what, mine, key, f"{key}; left is better", named, at=None)
     return found
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    found = [case("MLP, forward pass", 20)]
+    return [
+        dataclasses.replace(one, variants=dict(map(_traced, one.variants.items()))) for one in found
+    ]
+
+
+def _traced(named: tuple[str, Any]) -> tuple[str, Variant]:
+    """The program that a GPU would run."""
+    name, given = named
+    variant = given if isinstance(given, Variant) else Variant(given)
+
+    def run(*arguments: Any) -> Any:
+        with compiled_for("cuda"):
+            return variant.run(*arguments)
+
+    return name, dataclasses.replace(variant, run=run)
 
 
 def main(argv: list[str]) -> None:

@@ -15,14 +15,13 @@ from experiments.recurrent.wide import CHECKPOINTS
 
 DEFAULT = "default"
 BESIDE = (BY_HAND, TORCH, CHECKPOINTS)  # of torch the faster one
-LABELS = {"kind": "kind", "w": "w", "L": "T", "batch": "batch", "jax": "jax"}
+LABELS = {"kind": "kind", "w": "w", "L": "T", "batch": "batch"}
 SPEEDUPS = ("over lax.scan", "over the best loop", "predicted")
 COLUMNS = {
     "kind": "the program",
     "w": "units, or the size of the state",
     "T": "steps",
     "batch": "sequences at once",
-    "jax": "version of jax",
     **{f"{name}, ms": "time of a call, in milliseconds" for name in (SCAN, DEFAULT, *BESIDE)},
     "over lax.scan": "speedup of the default over plain jax.lax.scan, measured",
     "over the best loop": "the same over the fastest of unroll 1, 4 and 16",
@@ -34,32 +33,19 @@ COLUMNS = {
 
 
 def compared(rows: Sequence[Row], part: str) -> list[Row]:
-    """The lines of a part; below them, for each version of jax, means and least speedups."""
+    """The lines of a part; below them means and least speedups."""
     lines = [
         _line(labels, {row["program"]: row for row in group})
         for labels, group in cases(rows)
         if labels["part"] == part
     ]
-    below = []
-    for version in dict.fromkeys(line["jax"] for line in lines):
-        mine = [line for line in lines if line["jax"] == version]
-        found = {key: [line[key] for line in mine if key in line] for key in SPEEDUPS}
-        every = {key: values for key, values in found.items() if values}
-        means = {key: geometric_mean(values) for key, values in every.items()}
-        worst = {key: min(values) for key, values in every.items()}
-        below.append({"kind": "geometric mean", "jax": version, **means})
-        below.append({"kind": "worst", "jax": version, **worst})
-    return lines + below
-
-
-def newest(rows: Sequence[Row]) -> list[Row]:
-    """Those of the newest version of jax."""
-    last = max((_numbers(row["jax"]) for row in rows), default=())
-    return [row for row in rows if _numbers(row["jax"]) == last]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
+    if not lines:
+        return []
+    found = {key: [line[key] for line in lines if key in line] for key in SPEEDUPS}
+    every = {key: values for key, values in found.items() if values}
+    means = {key: geometric_mean(values) for key, values in every.items()}
+    worst = {key: min(values) for key, values in every.items()}
+    return [*lines, {"kind": "geometric mean", **means}, {"kind": "worst", **worst}]
 
 
 def _line(labels: Row, programs: dict[str, Row]) -> Row:

@@ -127,7 +127,6 @@ class Size(NamedTuple):
     units: int
     length: int
     batch: int
-    is_headline: bool = False
 
     def problem(self, part: str = "networks", direction: str = "gradient") -> Problem:
         """The network on random inputs of as many features as units."""
@@ -143,27 +142,20 @@ class Size(NamedTuple):
             others = {**by, **beside_torch.programs(self.kind)}
         labels: dict[str, Any] = {"part": part, "kind": self.kind, "w": n}
         labels |= {"L": self.length, "batch": self.batch}
-        if self.is_headline:
-            labels["title"] = (
-                f"{self.kind} of {n} units, T = {self.length}, batch {self.batch}, gradient"
-            )
         return Problem(labels, kind.by, arguments, others, direction)
 
 
 TRAINED = (  # the most important first
-    Size("LSTM", 128, 200, 16, True),
-    Size("LSTM", 256, 100, 16, True),
-    Size("LSTM", 512, 50, 16, True),
-    Size("LSTM", 64, 200, 32, True),
-    Size("LSTM", 128, 200, 1, True),
-    Size("GRU", 128, 200, 8, True),
+    Size("LSTM", 128, 200, 16),
+    Size("LSTM", 256, 100, 16),
+    Size("LSTM", 512, 50, 16),
+    Size("LSTM", 128, 200, 1),
+    Size("GRU", 128, 200, 8),
     Size("LSTM", 256, 100, 64),
     Size("GRU", 512, 50, 8),
     Size("LSTM", 32, 200, 16),
-    Size("LSTM", 1024, 20, 8),
     Size("cell with layer norm", 128, 200, 16),
     Size("linear RNN, readout", 128, 200, 16),
-    Size("LSTM, peepholes", 64, 200, 16),
     Size("LSTM, bidirectional", 128, 200, 8),
     Size("LSTM, two layers", 128, 200, 8),
 )

@@ -1,7 +1,7 @@
 """What all tables have in common: outputs by a scan, and the gradient of their mean square."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,6 @@ import deeppcr
 import depth
 from experiments.bench.engine import AUTO, Case, bench
 from experiments.bench.programs import Scan, baselines, fused
-from experiments.bench.results import version
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 
@@ -25,7 +24,7 @@ class Problem:
     """A recurrent program of one size.
 
     Attributes:
-        labels: its first cells: part, kind, w, L, batch, and a title if the README shows it.
+        labels: its first cells: part, kind, w, L, batch.
         outputs: makes the outputs, a function of the arguments, from a scan.
         arguments: tuples of them; the gradient is by the first.
         others: programs beside `jax.lax.scan` and the default.
@@ -47,11 +46,15 @@ class Problem:
         """Loops, the default, and what else there is."""
         loops = baselines(self.program, self.labels["L"], longest=0)
         return Case(
-            {**self.labels, "direction": self.direction, "jax": version()},
+            {**self.labels, "direction": self.direction},
             self.arguments,
             loops | fused(self.program, self.arguments[0], batch_ndim=1),
             {AUTO: self.program(deeppcr.scan), **self.others},
         )
+
+    def alone(self) -> "Problem":
+        """Without other programs."""
+        return replace(self, others={})
 
     def rows(self, device: depth.Device, effort: Effort) -> Iterator[Row]:
         """The rows of the case; that of the default says what the plan has chosen."""

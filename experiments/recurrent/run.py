@@ -7,8 +7,6 @@ wide      states that are matrices, selective state spaces, large batches, besid
           steps under a `jax.checkpoint`
 buffers   a step updates one entry of n: time and memory of n steps, which should be linear in n
 forward   GRUs, forward pass
-
-Rows of several versions of jax stay beside each other in one file.
 """
 
 import dataclasses
@@ -21,7 +19,6 @@ import depth
 from experiments.bench import command
 from experiments.bench.columns import BENCH
 from experiments.bench.engine import Case, bench
-from experiments.bench.results import version
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.gradients.layers import Layer
@@ -29,14 +26,14 @@ from experiments.recurrent.compared import COLUMNS, compared, said
 from experiments.recurrent.networks import TRAINED, Size
 from experiments.recurrent.wide import BUFFERS, NETWORKS, PROGRAMS, beside_checkpoints
 
-TAKES = "15 min"
-PATIENCE = 15.0  # seconds of all calls of a program: wide states take seconds each
+TAKES = "3 min"
+PATIENCE = 5.0  # seconds of all calls of a program: wide states take seconds each
 PARTS = ("networks", "wide", "buffers", "forward")
 TABLES = dict.fromkeys(PARTS, BENCH) | {f"{part}, compared": COLUMNS for part in PARTS}
 LAYER = Layer("OptimizedLSTMCell", 200, 128, 16, features=128)
 FORWARD = [
     Size("GRU", units, 200 if units > 128 else 1000, batch)
-    for units, batch in product((8, 16, 64, 128, 512), (1, 16))
+    for units, batch in product((8, 64, 512), (1, 16))
 ]
 QUICK: dict[str, list[Any]] = {
     "networks": [Size("LSTM", 64, 50, 8), LAYER._replace(length=50)],
@@ -67,7 +64,7 @@ def measured(part: str, one: Any, device: depth.Device, effort: Effort) -> Itera
 def layer(one: Layer) -> Case:
     """`flax.nnx.RNN` and `deeppcr.nn.RNN`, among the networks."""
     labels = {"part": "networks", "kind": "LSTM, nnx.RNN", "w": one.units, "L": one.length}
-    labels |= {"batch": one.batch, "direction": "gradient", "jax": version()}
+    labels |= {"batch": one.batch, "direction": "gradient"}
     return dataclasses.replace(one.case(), labels=labels)
 
 
@@ -77,6 +74,13 @@ def summary(rows: Sequence[Row]) -> Iterator[Any]:
         if lines := compared(rows, part):
             yield command.part(f"{part}, compared", lines)
             yield "\n".join(said(lines))
+
+
+def samples() -> list[Case]:
+    """See `experiments.bench.fresh`."""
+    sizes = Size("LSTM", 16, 20, 8), Size("GRU", 8, 20, 1)
+    wide = beside_checkpoints(PROGRAMS[0]._replace(size=8, length=32))
+    return [layer(LAYER._replace(length=20)), wide.case(), *(one.problem().case() for one in sizes)]
 
 
 def main(argv: list[str]) -> None:

@@ -82,7 +82,6 @@ class Wide(NamedTuple):
     arguments: Callable[[int, int, int], tuple[Any, Array]]
     size: int
     length: int
-    is_headline: bool = False
 
     def outputs(self, scan: Scan) -> Outputs:
         """``(inputs, state) -> ys``; of a buffer ``(state, rates) -> state``."""
@@ -100,20 +99,17 @@ class Wide(NamedTuple):
         part = "buffers" if self.step is updated else "wide"
         labels: dict[str, Any] = {"part": part, "kind": self.kind, "w": self.size}
         labels |= {"L": self.length, "batch": 1}
-        if self.is_headline:
-            labels["title"] = f"{self.kind}, d = {self.size}, T = {self.length:,}, gradient"
         arguments = [self.arguments(self.size, self.length, seed) for seed in range(INPUTS)]
         return Problem(labels, self.outputs, arguments)
 
 
 PROGRAMS = (
-    Wide("gated delta rule, 4 heads", delta_rule, heads, 64, 2048, True),
-    Wide("gated delta rule, 4 heads", delta_rule, heads, 128, 1024),
-    Wide("linear attention, 4 heads", attention, heads, 64, 2048, True),
+    Wide("gated delta rule, 4 heads", delta_rule, heads, 64, 1024),
+    Wide("linear attention, 4 heads", attention, heads, 64, 1024),
     Wide("Mamba-1, 16 states", selective, channels, 512, 1024),
 )
 BUFFERS = [Wide("update of a buffer", updated, buffer, n, n) for n in (1000, 10_000)]
-NETWORKS = Size("GRU", 32, 1000, 64), Size("GRU", 128, 1000, 16)
+NETWORKS = (Size("GRU", 128, 1000, 16),)
 
 
 def beside_checkpoints(program: Wide | Size) -> Problem:

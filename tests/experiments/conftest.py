@@ -87,6 +87,7 @@ def run_command(
     def run(module: Any, *options: str) -> tuple[list[dict[str, Any]], str]:
         module.main([*options, "--keep", "toy", "--out", str(tmp_path)])
         text, folder = capsys.readouterr().out, tmp_path / results.device()
+        folder /= f"jax-{results.version()}"
         drawn = sorted(map(str, folder.glob("*.png")))  # toy.png before toy_topic.png
         lines = text.splitlines()
         end = lines.index(f"rows     {folder / 'toy.jsonl'}")

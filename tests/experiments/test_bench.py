@@ -306,7 +306,7 @@ def test_results_come_back_as_written(tmp_path: Path) -> None:
     rows = [{"L": 8, "seconds": np.float64(0.5)}, {"L": np.int32(16), "seconds": jnp.array(1.5)}]
     results.write(path, rows, quick=True)
     (environment,), back = results.read(path)
-    assert path == tmp_path / results.device() / "toy.jsonl"
+    assert path == tmp_path / results.device() / f"jax-{results.version()}" / "toy.jsonl"
     assert back == [{"L": 8, "seconds": 0.5}, {"L": 16, "seconds": 1.5}]
     wanted = {"device", "cores", "jax", "jaxlib", "numpy", "python", "commit", "time", "quick"}
     assert wanted <= environment.keys()

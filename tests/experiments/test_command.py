@@ -11,13 +11,19 @@ import pytest
 
 from experiments import __main__ as program
 from experiments import suite
-from experiments.bench import command, results
+from experiments.bench import command, fresh, results
 from experiments.bench.command import parser
 from experiments.bench.plots import Figures, sheet
 from experiments.bench.table import Row
 from tests.experiments.conftest import interrupted
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is run here is no experiment."""
+    monkeypatch.setattr(fresh, "digests", lambda name: {"auto": f"digest of {name}"})
 
 
 def run(tmp_path: Path, *cases: Callable[[], Iterator[Row]], **options: Any) -> None:
@@ -40,7 +46,7 @@ def test_a_run_prints_tables_and_their_legend_and_leaves_rows_and_a_picture(
     first, second = [{"L": 1, "ms": 2.5}, {"L": 2, "ms": 3.5}], [{"L": 3, "note": "slow"}]
     both = [{"part": "both", "L": 4}]
     run(tmp_path, lambda: iter(first), lambda: iter([*both, *second]), lambda: iter(both))
-    folder = tmp_path / results.device()
+    folder = tmp_path / results.device() / f"jax-{results.version()}"
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [
         *("L   ms", "1  2.5", "2  3.5", "", "L = 3", "3: slow", ""),
@@ -52,6 +58,7 @@ def test_a_run_prints_tables_and_their_legend_and_leaves_rows_and_a_picture(
     assert printed.err == ""
     (environment,), rows = results.read(folder / "toy.jsonl")
     assert (environment["complete"], rows) == (True, [*first, *both, *second, *both])
+    assert environment["programs"] == {"auto": "digest of toy"}
 
 
 def test_what_is_stopped_leaves_its_rows_and_their_table(
@@ -81,18 +88,15 @@ def test_what_is_stopped_leaves_its_rows_and_their_table(
     assert results.read(path)[1] == [{"L": 2}]  # a run that is done replaces all
 
 
-def test_rows_of_another_version_of_jax_stay_beside_those_of_this_one(
+def test_each_version_of_jax_has_a_file_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def case() -> Iterator[Row]:
-        yield {"L": 1, "jax": results.version()}
-
-    for version in ("0.10", "0.11", "0.11"):
+    for version in ("0.9", "0.10"):
         monkeypatch.setattr(results, "version", lambda version=version: version)
-        run(tmp_path, case)
-    environments, rows = results.read(results.path_of("toy", tmp_path))
-    assert rows == [{"L": 1, "jax": version} for version in ("0.11", "0.10")]
-    assert len(environments) == 2
+        run(tmp_path, lambda version=version: iter([{"L": len(version)}]))
+    newest, older = results.folders(tmp_path)
+    assert [newest.name, older.name] == ["jax-0.10", "jax-0.9"]
+    assert results.read(newest / "toy.jsonl")[1] == [{"L": 4}]
 
 
 ENDLESS = """
@@ -116,7 +120,7 @@ def test_ctrl_c_on_a_real_run(tmp_path: Path) -> None:
     """SIGINT to a process, once it has written its first rows."""
 
     def written() -> list[Path]:
-        return [path for path in tmp_path.glob("*/calls.jsonl") if results.read(path)[1]]
+        return [path for path in tmp_path.glob("*/*/calls.jsonl") if results.read(path)[1]]
 
     code, out, err = interrupted([ENDLESS, "calls", "--out", str(tmp_path)], written)
     found = written()

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +180,25 @@ def test_the_command_says_what_to_change(run_command: Run, monkeypatch: pytest.M
 
 
 def test_headline_says_what_its_default_runs() -> None:
-    title = next(title for title in headline.HEADLINES if title.startswith("GRU of 4"))
+    title = next(title for title in headline.HEADLINES if title.startswith("GRU, 8 units"))
     made = headline.case(title, 16)
     auto = made.variants["auto"]
     assert isinstance(auto, Variant)
     assert auto.statistics
     assert auto.statistics(None)["runs"].startswith("sequential / ")
+
+
+def _called(variant: Variant, *arguments: Any) -> Any:
+    return variant.run(*arguments)
+
+
+def test_solves_run_by_xla_and_in_one_kernel() -> None:
+    made = device.solves(1, "forward")
+    with compiled_for("cuda"):
+        texts = {
+            name: str(jax.make_jaxpr(partial(_called, given))(*made.arguments[0]))
+            for name, given in made.variants.items()
+            if isinstance(given, Variant)
+        }
+    assert [name for name in texts if "fused_solve[" in texts[name]] == ["newton, fused"]
+    assert device.kernels()

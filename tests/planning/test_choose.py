@@ -29,6 +29,7 @@ from experiments.models import zoo
 from experiments.resnet import network
 
 RESULTS = Path(__file__).parents[2] / "experiments/results"
+JAX = ".".join(jax.__version__.split(".")[:2])
 SHAPE = jax.ShapeDtypeStruct
 WEIGHT = jnp.full((8, 8), 0.1, jnp.float32)
 
@@ -187,7 +188,10 @@ def test_newton_stops_when_it_has_taken_the_time_of_the_loop():
 
 
 def rows(name, part):
-    text = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8")
+    path = RESULTS / f"{name}.jsonl"
+    if not path.exists():
+        pytest.skip(f"not measured with jax {JAX}")
+    text = path.read_text(encoding="utf-8")
     return [row for row in map(json.loads, text.splitlines()) if row.get("part") == part]
 
 
@@ -197,7 +201,9 @@ ON_CPU = {Backpropagation(): "sequential / backprop", Autodiff(): "sequential / 
 @pytest.mark.parametrize("direction", ["forward", "gradient"])
 def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction):
     to_best, to_loops = [], []
-    for row in (row for row in rows("cpu/decide", "regret") if row["direction"] == direction):
+    for row in (
+        row for row in rows(f"cpu/jax-{JAX}/decide", "regret") if row["direction"] == direction
+    ):
         chain = of_zoo(row["kind"], row["w"], row["L"], row["batch"])
         assert choose_method(chain, "cpu").option == Sequential()
         name = "sequential"
