@@ -141,9 +141,7 @@ class Device:
             return
         for units, direction in product(GRUS, ("forward", "gradient")):
             if time.monotonic() < end:
-                yield from bench(
-                    solves(units, direction), depth.at_hand(), Effort(self.options.repeats)
-                )
+                yield from bench(solves(units, direction), depth.at_hand(), effort)
 
     def of_tests(self) -> Iterator[Row]:
         """See `tests.rows`."""
