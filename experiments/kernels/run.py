@@ -11,10 +11,12 @@ makes. That takes the library of TPUs:
     pip install --no-deps libtpu
     JAX_PLATFORMS=cpu python -m experiments kernels --target "TPU v5e"
 
-Nothing is timed. Chains are solved on the device at hand, for their Newton iterations. Kernels of a
-narrow chain compute next to nothing, so the time of a program is that of its nodes; how long each
-takes is not counted here. A loop that is one kernel is one node, and takes as long as all of its
-steps.
+No program is timed. Chains are solved on the device at hand, for their Newton iterations. Kernels
+of a narrow chain compute next to nothing, so the time of a program is that of its nodes. A loop
+that is one kernel is one node, and takes as long as all of its steps.
+
+Two models say how long a call takes: XLA's, which writes its estimate of each kernel into the
+program, and `depth`'s. Where they differ by more than 2, one of them is wrong.
 """
 
 import dataclasses
