@@ -11,6 +11,7 @@ from deeppcr.loops import FALLBACK
 from experiments import mlp
 from experiments.bench.costs import is_fallback
 from experiments.gradients import network
+from experiments.headline import HEADLINES
 from experiments.kernels import cycles, targets
 from experiments.kernels import run as kernels
 from experiments.kernels.launches import read
@@ -158,6 +159,11 @@ def test_the_cycles_of_a_call():
 def cases():
     """The quick ones."""
     return [make() for make in kernels.makers(quick=True)]
+
+
+def test_programs_of_each_kind_are_counted():
+    assert all(any(title.startswith(word) for title in HEADLINES) for word in kernels.WORDS)
+    assert len(kernels.WORDS) < len(kernels.makers(quick=False)) < len(HEADLINES)
 
 
 class Recorded(targets.Gpu):
