@@ -15,6 +15,7 @@ import deeppcr
 import depth
 from experiments import loops, mlp
 from experiments.bench import command, plots
+from experiments.bench.chosen import saying
 from experiments.bench.columns import BENCH
 from experiments.bench.engine import AUTO, Case, bench
 from experiments.bench.plots import Figures, styled
@@ -170,7 +171,8 @@ def case(title: str, length: int | None = None) -> Case:
     length = length or program.length
     found = program.make(length)
     labels = {TITLE: program.title(length), **{key: found.labels[key] for key in KEPT}}
-    return dataclasses.replace(found, labels=labels, in_float64=True)
+    variants = {**found.variants, AUTO: saying(found.variants[AUTO], found.arguments[0])}
+    return dataclasses.replace(found, labels=labels, variants=variants, in_float64=True)
 
 
 def is_headline(row: Row) -> bool:

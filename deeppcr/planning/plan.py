@@ -34,6 +34,7 @@ from deeppcr.planning.candidates import (
     instance_of,
     kept_by,
 )
+from deeppcr.planning.compiling import LONG, tpu_seconds
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.structure import Structure, find_structure
@@ -45,6 +46,7 @@ from depth.report import count, seconds, table
 
 USUAL = "usual for chains that forget their past"
 OF_LIST = "of deeppcr.stack(layers); a list compiles faster and runs slower: see deeppcr.forward"
+SLOW = "XLA is predicted to compile this gradient for more than a minute; a loop compiles faster"
 MOST = 32  # iterations on a sample
 STEPS = 1024  # of a sample, at most
 ENTRIES = 1 << 21  # of its Jacobian blocks, at most
@@ -273,12 +275,17 @@ def plan(
             "window": f"{at_once} steps at once" + (linear.reason and f": {linear.reason}"),
             "iterations": f"{number} ({source})",
         }
-    if platform == "cpu":
-        both = gradient[0], baseline(gradient)
-        ours, plain = (one.cost.program.compiled for one in both)
-        found["compiles"] = f"{ours:,} kernels of a gradient; jax.lax.scan {plain:,}"
+    ours, plain = gradient[0].cost.program, baseline(gradient).cost.program
+    is_slow = platform == "tpu" and tpu_seconds(ours) > LONG
+    if platform in ("cpu", "tpu"):
+        numbers = [f"{each.compiled:,}" for each in (ours, plain)]
+        if platform == "tpu":
+            times = zip(numbers, map(tpu_seconds, (ours, plain)), strict=True)
+            numbers = [f"{number} (some {time:.2g} s)" for number, time in times]
+        found["compiles"] = "{} kernels of a gradient; jax.lax.scan {}".format(*numbers)
     is_list = instance.name == "x" and not isinstance(program, Repeated)
-    if note := OF_LIST * (is_list and platform == "cpu") or obstacle() * (platform == "cuda"):
+    note = OF_LIST * (is_list and platform == "cpu") or obstacle() * (platform == "cuda")
+    if note := note or SLOW * is_slow:
         found["note"] = note
     if sharding:
         each = -(-steps // sharding.size)

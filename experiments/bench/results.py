@@ -28,6 +28,7 @@ KEY = {  # cells that say what was measured
     *("part", "title", "kind", "data", "activation", "chain", "w", "L", "batch", "modules"),
     *("steps", "direction", "program", "method", "form", "k", "gain", "problem", "source"),
     *("options", "tolerance", "scheduler", "entry", "target", "variant"),
+    *("constant", "test", "rule"),
 }
 Rows = list[dict[str, Any]]
 

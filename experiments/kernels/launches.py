@@ -3,8 +3,12 @@
 XLA runs a program for a GPU as a sequence of thunks, which `xla_dump_to` shows: these nodes; loops
 and branches over sequences; and command buffers, which are CUDA graphs: what is in one is launched
 at once. (XLA's ``while_thunk.cc``, ``command_buffer_conversion_pass.cc``.)
+
+XLA's own model writes the time of each fusion into the program, if it is asked to: what its threads
+compute and read, without the launch.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,11 +18,20 @@ NOTHING = frozenset(["kAsyncDone"])  # thunks that launch nothing
 # And those that launch only their content.
 AROUND = frozenset(["kAsyncStart", "kCommandBuffer", "kDynamicSliceFusion", "kSequential"])
 
+# What XLA takes a launch to be where it decides what to fuse: ``gpu_performance_model_base.h``.
+LAUNCH = 1e-6  # seconds
+ESTIMATES = {"xla_gpu_collect_cost_model_stats": True}  # the option that asks for its estimates
+
 _THUNK = re.compile(r"^( *)(\d+): (k\w+)")
 _LABEL = re.compile(r"^( *)(\w+):$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = .* while\((.*)$", re.MULTILINE)
 _SCOPES = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+_ESTIMATE = re.compile(
+    r"^\s+(?:ROOT )?%?([\w.\-]+) = .*\"reification_cost\":\[?\{[^}]*\"exec_time_us\":([^,}]+)",
+    re.MULTILINE,
+)
+_CALL = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = .* custom-call\(", re.MULTILINE)
 _ANNOTATION = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 
 
@@ -30,12 +43,15 @@ class Thunk(NamedTuple):
         parts: sequences by name: "condition" and "body" of a loop, a branch, or "" for all others.
         loop: of a loop, the scopes in which jax has traced it: "jit(f)/newton/while".
         trips: of a loop; None if they depend on data.
+        seconds: that it runs, as XLA estimates; 0 of what it takes for small, such as copies;
+            inf of a call, of which it knows nothing.
     """
 
     kind: str
     parts: dict[str, list["Thunk"]]
     loop: str = ""
     trips: int | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,12 +65,17 @@ class Program:
 
         ``trips`` maps the name of a loop of unknown length to its number of trips.
         """
-        return _nodes(self.thunks, trips)
+        return int(_sum(self.thunks, trips, lambda thunk: 1))
+
+    def seconds(self, trips: Callable[[str], int]) -> float:
+        """Of a call, as XLA estimates: its kernels, and a launch of each; inf where unknown."""
+        return _sum(self.thunks, trips, lambda thunk: LAUNCH + thunk.seconds)
 
     def trip(self, counts: Callable[[str], bool]) -> int:
         """Nodes in the body of the loop with the most, of those whose name ``counts``."""
         bodies = (body for loop, body in _bodies(self.thunks) if counts(loop))
-        return max((_nodes(body, lambda _: 0) for body in bodies), default=0)
+        nodes = (_sum(body, lambda _: 0, lambda thunk: 1) for body in bodies)
+        return int(max(nodes, default=0))
 
 
 def read(text: str, thunks: str, metadata: str) -> Program:
@@ -69,6 +90,8 @@ def read(text: str, thunks: str, metadata: str) -> Program:
         ValueError: what is dumped is no sequence of thunks, or a loop in it has no instruction.
     """
     loops = dict(_INSTRUCTION.findall(text))
+    seconds = dict.fromkeys(_CALL.findall(text), math.inf)
+    seconds |= {name: 1e-6 * float(us) for name, us in _ESTIMATE.findall(text)}
     made_of = {int(index): name for name, index in _ANNOTATION.findall(metadata)}
     first: list[Thunk] = []
     inside: list[tuple[int, Thunk, str]] = []  # indentation, thunk, the part of it that is open
@@ -84,8 +107,9 @@ def read(text: str, thunks: str, metadata: str) -> Program:
             indentation, index, kind = len(found[1]), int(found[2]), found[3]
             while inside and indentation <= inside[-1][0]:
                 inside.pop()
-            loop = _loop(loops, made_of.get(index, "")) if kind == "kWhile" else ("", None)
-            thunk = Thunk(kind, {}, *loop)
+            name = made_of.get(index, "")
+            loop = _loop(loops, name) if kind == "kWhile" else ("", None)
+            thunk = Thunk(kind, {}, *loop, seconds.get(name, 0.0))
             holder = inside[-1][1].parts.setdefault(inside[-1][2], []) if inside else first
             holder.append(thunk)
             inside.append((indentation, thunk, ""))
@@ -107,13 +131,15 @@ def scopes(instruction: str) -> str:
     return found[1] if found else ""
 
 
-def _nodes(thunks: list[Thunk], trips: Callable[[str], int]) -> int:
-    total = 0
+def _sum(thunks: list[Thunk], trips: Callable[[str], int], of: Callable[[Thunk], float]) -> float:
+    """The sum over all nodes, each as often as it runs, ``of`` what each counts."""
+    total = 0.0
     for thunk in thunks:
-        parts = {name: _nodes(part, trips) for name, part in thunk.parts.items()}
+        parts = {name: _sum(part, trips, of) for name, part in thunk.parts.items()}
         if thunk.kind == "kWhile":
             times = trips(thunk.loop) if thunk.trips is None else thunk.trips
-            total += times * parts["body"]
+            if times:  # 0 * inf is no number
+                total += times * parts["body"]
             if thunk.trips is None:  # else the host knows, and evaluates no condition
                 total += (times + 1) * parts["condition"]
         elif thunk.kind == "kConditional":  # its longest branch
@@ -122,8 +148,8 @@ def _nodes(thunks: list[Thunk], trips: Callable[[str], int]) -> int:
             total += parts.get("", 0)
         elif thunk.parts:
             raise ValueError(f"expected a thunk without others in it, got a {thunk.kind}.")
-        else:
-            total += thunk.kind not in NOTHING
+        elif thunk.kind not in NOTHING:
+            total += of(thunk)
     return total
 
 

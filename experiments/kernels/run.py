@@ -11,14 +11,18 @@ makes. That takes the library of TPUs:
     pip install --no-deps libtpu
     JAX_PLATFORMS=cpu python -m experiments kernels --target "TPU v5e"
 
-Nothing is timed. Chains are solved on the device at hand, for their Newton iterations. Kernels of a
-narrow chain compute next to nothing, so the time of a program is that of its nodes; how long each
-takes is not counted here. A loop that is one kernel is one node, and takes as long as all of its
-steps.
+No program is timed. Chains are solved on the device at hand, for their Newton iterations. Kernels
+of a narrow chain compute next to nothing, so the time of a program is that of its nodes. A loop
+that is one kernel is one node, and takes as long as all of its steps.
+
+Two models say how long a call takes: XLA's, which writes its estimate of each kernel into the
+program, and `depth`'s. Where they differ by more than 2, one of them is wrong.
 """
 
 import dataclasses
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -26,10 +30,12 @@ from typing import Any
 import jax
 
 import deeppcr
+import depth
+from deeppcr.lower import expecting
 from deeppcr.lower.variants import compiled_for
 from experiments.bench import command
 from experiments.bench.columns import BENCH, LABELS
-from experiments.bench.costs import further, is_fallback
+from experiments.bench.costs import analyze, further, is_fallback
 from experiments.bench.engine import Case, Variant
 from experiments.bench.plots import Figures, dots, styled
 from experiments.bench.progress import PROGRESS
@@ -37,7 +43,16 @@ from experiments.bench.table import Row
 from experiments.headline import HEADLINES, TITLE, case
 from experiments.kernels.targets import NAMES, Target, Unavailable, target
 
-TAKES = "3 min"
+TAKES = "5 min"
+QUICK = ("MLP",)
+WORDS = (
+    *QUICK,
+    "GRU, 8",
+    "GRU of 1",
+    "LSTM, 128",
+    "residual",
+    "latent",
+)  # of programs of each kind
 COLUMNS = {
     "target": "the device that programs are compiled for",
     **LABELS,
@@ -48,12 +63,17 @@ COLUMNS = {
     "cycles": "of a call on a TPU, as the compiler estimates them",
     "fewer cycles": "cycles of lax.scan / cycles of this program",
     "a trip": "the same in a trip of the longest loop",
+    "XLA ms": "time of a call, as XLA estimates: its kernels and launches, or cycles of a TPU",
+    "depth ms": "time of the same program by depth's model, without the latency of the call",
+    "depth / XLA": "the second over the first",
+    "kernels": "kernels that depth expects the compiler to make, however often each runs",
+    "compile s": "seconds to compile for the target, on this machine",
 }
 
 
 def makers(quick: bool) -> list[Callable[[], Case]]:
-    """Functions that make the cases: those of `headline`."""
-    titles = [title for title in HEADLINES if not quick or title.startswith("MLP")]
+    """Functions that make the cases: those of `headline` that start with these words."""
+    titles = [title for title in HEADLINES if title.startswith(QUICK if quick else WORDS)]
     return [partial(case, title) for title in titles]
 
 
@@ -67,22 +87,46 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
             continue
         iterations = _iterations(variant, case.arguments[0])
         PROGRESS.say(f"compiling {name}")
-        compiled = target.compile(lowered(variant, case.arguments[0], target))
+        before, start = lowered(variant, case.arguments[0], target), time.monotonic()
+        compiled, compiling = target.compile(before), time.monotonic() - start
         with target.chosen():
             total = compiled.total(partial(_trips, iterations))
         first = first or total
         row = {**case.labels, "program": name, "sequential": name in case.baselines}
         row |= {} if iterations is None else {"iterations": iterations}
         row |= {counts: total, f"fewer {counts}": first / total}
-        yield row | {"a trip": compiled.trip(lambda loop: not is_fallback(loop))}
+        row |= {"a trip": compiled.trip(lambda loop: not is_fallback(loop))}
+        cost = predicted(variant, case.arguments[0], target, iterations)
+        row |= estimates(
+            target.seconds(compiled, partial(_trips, iterations)),
+            cost.seconds(depth.devices[target.name]),
+        )
+        yield row | {"kernels": cost.program.compiled, "compile s": compiling}
 
 
 def lowered(variant: Variant, arguments: Any, target: Target) -> jax.stages.Lowered:
     """A program before it is compiled."""
     with target.chosen():
-        if variant.prepare:
-            arguments = jax.eval_shape(variant.prepare, *arguments)
-        return target.lower(variant.run, *arguments)
+        return target.lower(variant.run, *_given(variant, arguments))
+
+
+def predicted(
+    variant: Variant, arguments: Any, target: Target, iterations: int | None
+) -> depth.Cost:
+    """The cost of a call on a target, where no fallback runs."""
+    with target.chosen(), expecting(iterations or 1):
+        given = _given(variant, arguments)
+        return analyze(lambda *x: variant.run(*x), *given, trips=iterations, rest=0)
+
+
+def estimates(xla: float, model: float) -> Row:
+    """The cells of both estimates, and their ratio, where XLA has one."""
+    row: Row = {"XLA ms": 1e3 * xla, "depth ms": 1e3 * model, "depth / XLA": model / xla}
+    return row if math.isfinite(xla) else {"depth ms": 1e3 * model}
+
+
+def _given(variant: Variant, arguments: Any) -> Any:
+    return jax.eval_shape(variant.prepare, *arguments) if variant.prepare else arguments
 
 
 def _iterations(variant: Variant, arguments: tuple[Any, ...]) -> int | None:

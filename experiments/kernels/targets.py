@@ -4,6 +4,7 @@ For a GPU, XLA needs only a description of it. For a TPU, the library of TPUs ha
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
+import depth
 from deeppcr.lower.variants import compiled_for
 from experiments.kernels import cycles, launches
 
@@ -33,7 +35,7 @@ PLUGIN = """pip install --no-deps jax-cuda13-plugin=={0} jax-cuda13-pjrt=={0}"""
 TPU_LIBRARY = "pip install --no-deps libtpu, and set JAX_PLATFORMS=cpu"
 # Figures of NVIDIA's data sheets and programming guide for compute capability 9.0, as XLA reads
 # them; and the versions without which it captures neither loops nor library calls in CUDA graphs.
-H200 = """
+HOPPER = """
 gpu_device_info {
   cuda_compute_capability { major: 9 minor: 0 }
   core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98  threads_per_warp: 32
@@ -42,15 +44,16 @@ gpu_device_info {
   shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448
   shared_memory_per_core: 233472
   block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
-  memory_bandwidth: 4800000000000  l2_cache_size: 52428800  device_memory_size: 141000000000
+  memory_bandwidth: BANDWIDTH  l2_cache_size: 52428800  device_memory_size: MEMORY
   driver_version: "13.0.0"  runtime_version: "13.0.0"  compile_time_toolkit_version: "13.0.0"
 }
 platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 patch: 0 }
-device_description_str: "NVIDIA H200"
+device_description_str: "NVIDIA NAME"
 """
-GPUS = {"H200": H200}
+GPUS = ("H200", "H100")
 TPUS = {"TPU v5e": "v5e:2x2"}
+CLOCKS = {"TPU v5e": 1.5e9}  # cycles a second
 NAMES = (*GPUS, *TPUS)
 # What XLA dumps: the thunks, after the passes that form graphs if these have changed any.
 DUMPED = (
@@ -87,6 +90,10 @@ class Target:
         """The compiled program, whose ``total`` and ``trip`` count; with options of XLA."""
         raise NotImplementedError
 
+    def seconds(self, program: Any, trips: Callable[[str], int]) -> float:
+        """Of a call of a compiled program, as its compiler estimates; inf where it does not."""
+        raise NotImplementedError
+
     def lower(self, f: Callable[..., Any], *arguments: Any) -> jax.stages.Lowered:
         """The program of ``f`` before it is compiled, for arguments of these shapes and dtypes."""
         mesh = jax.sharding.Mesh(np.array(self.devices[:1]), ("device",))
@@ -112,7 +119,7 @@ class Gpu(Target):
     ) -> launches.Program:
         """See `Target`."""
         with tempfile.TemporaryDirectory() as folder:
-            given: dict[str, Any] = {**options, "xla_dump_to": folder}
+            given: dict[str, Any] = {**options, **launches.ESTIMATES, "xla_dump_to": folder}
             try:
                 compiled = lowered.compile(compiler_options=given)
             except jax.errors.JaxRuntimeError:
@@ -121,6 +128,10 @@ class Gpu(Target):
                 compiled = lowered.compile(compiler_options=given)
             text = compiled.as_text() or ""
             return launches.read(text, *(_dumped(folder, *names) for names in DUMPED))
+
+    def seconds(self, program: launches.Program, trips: Callable[[str], int]) -> float:
+        """See `Target`."""
+        return program.seconds(trips)
 
 
 class Tpu(Target):
@@ -133,6 +144,10 @@ class Tpu(Target):
     ) -> cycles.Program:
         """See `Target`."""
         return cycles.read(lowered.compile(compiler_options=dict(options)).as_text() or "")
+
+    def seconds(self, program: cycles.Program, trips: Callable[[str], int]) -> float:
+        """See `Target`."""
+        return program.total(trips) / CLOCKS[self.name]
 
 
 def _dumped(folder: str, *endings: str) -> str:
@@ -162,8 +177,11 @@ def target(name: str) -> Target:
                 f"jax has no library of TPUs here, which compiles for a {name}: {TPU_LIBRARY}. "
                 f"jax says: {error}"
             ) from None
+    model = depth.devices[name]
+    words = {"BANDWIDTH": f"{model.bandwidth:.0f}", "MEMORY": f"{model.memory:.0f}", "NAME": name}
+    config = re.sub("|".join(words), lambda word: words[word[0]], HOPPER)
     try:
-        found = topologies.get_topology_desc("", "cuda", target_config=GPUS[name], topology="1x1x1")
+        found = topologies.get_topology_desc("", "cuda", target_config=config, topology="1x1x1")
     except NotImplementedError:
         how = PLUGIN.format(jax.__version__)
         raise Unavailable(

@@ -178,7 +178,7 @@ def test_what_crashes_or_hangs_is_a_line_and_the_rest_runs_until_ctrl_c(
 
 
 def test_every_experiment_is_in_the_suite() -> None:
-    assert {"demo", "report", "suite"} == program.registry().keys() - suite.WEIGHTS
+    assert {"demo", "device", "report", "suite"} == program.registry().keys() - suite.WEIGHTS
     line = suite.command("mlp", float("inf"), False, None)
     assert line[1:] == ["-m", "experiments", "mlp", "--keep", "mlp"]
     line = suite.command("mlp", 100.0, True, Path("out"))

@@ -1,5 +1,6 @@
 """Nodes and cycles are counted as compiled programs have them."""
 
+import math
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ from deeppcr.loops import FALLBACK
 from experiments import mlp
 from experiments.bench.costs import is_fallback
 from experiments.gradients import network
+from experiments.headline import HEADLINES
 from experiments.kernels import cycles, targets
 from experiments.kernels import run as kernels
 from experiments.kernels.launches import read
@@ -18,6 +20,8 @@ from tests.targets import target_or_skip
 TEXT = """HloModule jit_f, is_scheduled=true
 
 ENTRY %main.9 (x.1: f32[8]) -> f32[8] {
+  %early = f32[8]{0} fusion(%x.1), kind=kLoop, backend_config={"reification_cost":[{"exec_time_us":7,"name":""},{"exec_time_us":1,"name":"sol"}]}
+  %given = f32[8]{0} custom-call(%x.1), custom_call_target="__gpu$xla.gpu.ptx", backend_config={"reification_cost":[]}
   %known = (s32[], f32[8]{0}) while(%start), condition=%condition.1, body=%body.1, OF_KNOWN
   %open.2 = (s32[], f32[8]{0}) while(%known), condition=%condition.1, body=%body.1, metadata={op_name="jit(f)/SCOPE/while"}
 }
@@ -25,6 +29,13 @@ ENTRY %main.9 (x.1: f32[8]) -> f32[8] {
     "OF_KNOWN", 'metadata={op_name="jit(f)/while"}, backend_config={"known_trip_count":{"n":"10"}}'
 )
 METADATA = """
+thunk_metadata {
+  thunk_info {
+    profile_annotation: "early"
+    thunk_id: 2
+  }
+  thunk_kind: "kCustomKernel"
+}
 thunk_metadata {
   thunk_info {
     profile_annotation: "known"
@@ -75,6 +86,12 @@ def test_what_runs(trips):
     assert found.total(lambda name: asked.append(name) or trips) == 2 + 30 + 2 * trips + 1 + 2
     assert asked == [f"jit(f)/{FALLBACK}/while"]
     assert found.trip(lambda name: FALLBACK not in name) == 3
+    # A launch for each of them, and the estimate of the first kernel.
+    assert found.seconds(lambda _: trips) == pytest.approx((35 + 2 * trips + 7) * 1e-6)
+    rare = METADATA.replace('"early"', '"given"').replace("thunk_id: 2", "thunk_id: 11")
+    assert math.isfinite(read(TEXT, BY_THE_HOST, rare).seconds(lambda _: 0))  # which does not run
+    called = METADATA.replace('"early"', '"given"')
+    assert math.isinf(read(TEXT, BY_THE_HOST, called).seconds(lambda _: trips))
 
 
 def test_without_the_plugin_a_line_says_what_to_install(monkeypatch):
@@ -144,6 +161,11 @@ def cases():
     return [make() for make in kernels.makers(quick=True)]
 
 
+def test_programs_of_each_kind_are_counted():
+    assert all(any(title.startswith(word) for title in HEADLINES) for word in kernels.WORDS)
+    assert len(kernels.WORDS) < len(kernels.makers(quick=False)) < len(HEADLINES)
+
+
 class Recorded(targets.Gpu):
     """A GPU, for which all is compiled to thunks known beforehand."""
 
@@ -164,6 +186,11 @@ def test_rows_say_what_is_launched():
     # Its loop is a fallback in that text.
     assert (newton["nodes"], newton["fewer nodes"], newton["a trip"]) == (35, 1, 3)
     assert kernels.named(newton) == "MLP, forward pass"
+    # By this text's estimate; and by the model of the target, of the program that it compiles.
+    assert newton["XLA ms"] == pytest.approx((35 + 7) * 1e-3)
+    assert newton["depth / XLA"] == newton["depth ms"] / newton["XLA ms"]
+    assert rows["lax.scan"]["depth ms"] > 10 * newton["depth ms"]
+    assert rows["lax.scan"]["kernels"] < newton["kernels"]
 
 
 def test_programs_are_compiled_for_the_target_where_jax_can():

@@ -16,7 +16,10 @@ import depth
 from deeppcr import BlockDiagonal, Chain, Newton, Sequential
 from deeppcr.checks import COLUMNS
 from deeppcr.lower.variants import compiled_for
+from deeppcr.planning import compiling
 from deeppcr.planning.candidates import NAMES, Candidate, baseline, instance_of
+from deeppcr.planning.plan import SLOW
+from depth.kernels import Choice, Kernel, Loop, Program, Recurrence
 from tests.planning.chains import CHAINS, L, elementwise, gated, like
 from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle, solve, trajectory
 
@@ -221,6 +224,38 @@ def test_the_programs_are_those_of_the_arrays_that_they_are_given():
         assert_agree(each, plain, 1e-6)
     backwards = instance_of(lambda *given: (gated(*given), None), z0, others, None, True, None)
     assert_agree(backwards.chain.inputs, others[::-1])
+
+
+def test_a_plan_for_a_tpu_says_how_long_it_compiles():
+    """XLA writes out the matrices of each batched product: `experiments kernels` has times."""
+
+    def planned(width, device="TPU v5e", **options):
+        def step(z, x):
+            return jnp.tanh(z @ jnp.ones((width, width), "float32") + x)
+
+        found = deeppcr.plan(*like(width, step=step), device=device, **options).found
+        return found["compiles"], found.get("note")
+
+    compiles, note = planned(32, method="newton")
+    assert re.fullmatch(r".* kernels of a gradient; jax.lax.scan .*", compiles)
+    times = re.findall(r"\(some ([\d.]+) s\)", compiles)
+    assert float(times[0]) > compiling.LONG
+    assert note == SLOW
+    assert planned(4, method="newton")[1] is planned(32, method="sequential")[1] is None
+    assert "some" not in planned(4, device=None)[0]
+
+
+def test_what_compiling_takes_grows_with_kernels_and_matrices():
+    def kernel(kind, pieces):
+        return Kernel(kind, "float32", (), 0, pieces)
+
+    inner = Program(((kernel("product", 100), 2), (kernel("elementwise", 100), 3)), ())
+    most = Program(((kernel("transposed product", 10**6), 1), (kernel("vector product", 9), 1)), ())
+    loop = Loop(1000, inner, most)
+    parts = ((loop, 1), (Choice((inner, most)), 1), (Recurrence(5, kernel("own", 1), inner), 2))
+    one, two = 203, compiling.MOST + 1
+    expected = compiling.SECONDS * (one + two + one + two + 2 * one)
+    assert compiling.tpu_seconds(Program((), parts)) == pytest.approx(expected)
 
 
 def test_what_is_printed():
