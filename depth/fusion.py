@@ -14,7 +14,8 @@ from dataclasses import replace
 from math import inf, prod
 from typing import Any
 
-from depth.counts import contracted, matrices, nbytes, shape, size
+from depth import work
+from depth.counts import nbytes, shape
 from depth.graph import START, Block, Branches, Call, Node, Scan, While
 from depth.kernels import Choice, Kernel, Loop, Program, Recurrence
 from depth.primitives import primitive
@@ -23,26 +24,9 @@ HOLDERS = frozenset(
     {"unknown", "call", "derivative rule", "loop", "branch", "program", "reference"}
 )
 FUSED = frozenset({"elementwise", "move", "random"})
-CONVOLUTION = "conv_general_dilated"
 ONE_KERNEL = "fused_scan", "fused_solve"  # recurrences, of `deeppcr.lower.gpu.fused`
 ONE_FUNCTION = "one_function"  # a loop, of `deeppcr.lower.cpu`
-# The cost of an operation depends on its class more than on its primitive.
-CLASS_OF_KIND = {
-    "elementwise": "arithmetic",
-    "random": "transcendental",
-    "cumulative": "cumulative",
-    "product": "product",
-    "factorization": "cumulative",
-    "sort": "cumulative",
-}
 SMALL = 300  # operations, up to which a program is inlined where it is called
-FUNCTION = 12  # additions in a row, which take as long as one exponential function
-VECTOR = 8  # entries of float32 that a CPU sums up at once
-WHOLE = 64  # bytes of a vector of a processor, whose operations take as long as those of one entry
-IN_A_ROW = 16  # additions of a longer sum wait for each other less
-TERM, TERMS = 3, 6  # waits of a term of a product that is written out, and terms that wait
-NAIVE = 9  # entries of the result of a product up to which a CPU calls no library
-BY_ENTRY = frozenset(("sin", "cos", "tan", "pow", "acos", "asin", "atan2", "digamma", "lgamma"))
 
 
 class Kernels:
@@ -182,7 +166,7 @@ def _path(nodes: list[Node], starts: Iterable[int], ends: Iterable[int]) -> int:
     waits = dict.fromkeys(starts, 0)
     for node in nodes:
         if before := [waits[slot] for slot in node.operands if slot in waits]:
-            own = 0 if node.transfer else _waits(node.equation)
+            own = 0 if node.transfer else work.waits(node.equation)
             waits.update(dict.fromkeys(node.results, max(before) + own))
     return max((waits[slot] for slot in ends if slot in waits), default=0)
 
@@ -252,13 +236,7 @@ def _kind(node: Node) -> str:
     kind = primitive(node.equation).kind
     if node.transfer or kind in HOLDERS:
         return "own"
-    return "move" if _is_reshape(node.equation) else kind
-
-
-def _is_reshape(equation: Any) -> bool:
-    """Whether a reduction is over axes of size 1 only."""
-    reduces = equation.primitive.name.startswith("reduce_")
-    return reduces and size(equation.invars[0]) == size(equation.outvars[0])
+    return "move" if work.is_reshape(node.equation) else kind
 
 
 def _kernel(
@@ -266,7 +244,7 @@ def _kernel(
 ) -> Kernel | None:
     """The kernel of fused nodes; None if they only compute an index."""
     atoms = [atom for node in nodes for atom in (*node.equation.invars, *node.equation.outvars)]
-    if all(primitive(node.equation).free for node in nodes) or all(map(_is_index, atoms)):
+    if all(primitive(node.equation).free for node in nodes) or all(map(work.is_index, atoms)):
         return None
     by = {slot: node.equation.primitive.name for node in nodes for slot in node.results}
     readers = Counter(slot for node in nodes for slot in set(node.operands))
@@ -275,30 +253,25 @@ def _kernel(
     operations: Counter[str] = Counter()
     waits: Counter[int] = Counter()  # the operations in a row that make each result
     vectors: Counter[str] = Counter()
-    computed, sliced, is_cut = set[int](), set[int](), False
     written = apart = results = 0
     pieces, dtype, kind = 1, "", ""
     for node in nodes:
         equation, name = node.equation, node.equation.primitive.name
         known, own = primitive(equation), _kind(node)
-        operations.update(_operations(equation, own))
-        wait = _waits(equation)
+        operations.update(work.operations(equation, own))
+        wait = work.waits(equation)
         wait += max((waits[slot] for slot in node.operands), default=0)
-        vectors.update(_vectors(equation, own))
-        # What is sliced after it was computed is computed entry by entry.
-        if known.cuts and name not in ("gather", "dynamic_slice"):
-            sliced.add(node.operands[0])
-        is_cut |= (known.cuts or known.reorders) and not computed.isdisjoint(node.operands)
-        if known.kind == "elementwise" or not computed.isdisjoint(node.operands):
-            computed.update(node.results)
-        if _adds_vectors(equation) and by.get(node.operands[0]) == "mul":  # a product, written out
+        vectors.update(work.vectors(equation, own))
+        if (
+            work.adds_vectors(equation) and by.get(node.operands[0]) == "mul"
+        ):  # a product, written out
             operations["contraction"] += operations.pop("reduction", 0)
         if own not in FUSED or not kind:
             first = equation.invars[0] if equation.invars else None
             kind, dtype = own, str(getattr(getattr(first, "aval", None), "dtype", ""))
         if name == "dot_general":
-            kind, pieces = _product(equation)
-        elif name == CONVOLUTION:
+            kind, pieces = work.product_kind(equation)
+        elif name == work.CONVOLUTION:
             kind = "convolution"
         elif own == "factorization":
             pieces = max(1, prod(shape(first)[:-2]))
@@ -321,15 +294,33 @@ def _kernel(
     if operations["move"]:  # values that are read out of order are computed out of order, too
         operations["move"] += operations.pop("arithmetic", 0)
     if kind == "transposed product":
-        rearranged = sum(_rearranged(node.equation) for node in nodes)
+        rearranged = sum(work.rearranged(node.equation) for node in nodes)
         operations["move"] += rearranged
         vectors["move"] += rearranged
     moved, by_class = sum(read.values()) + written, tuple(sorted(operations.items()))
     sizes = moved, pieces, max(results, 1), max(apart, moved)
-    if is_cut or len(sliced) > 1 or not torn.isdisjoint(computed):
+    if _is_by_entry(nodes, torn):
         vectors["by entry"] += vectors.pop("transcendental", 0)
     waited = max(waits.values(), default=0)
     return Kernel(kind, dtype, by_class, *sizes, waited, tuple(sorted(vectors.items())))
+
+
+def _is_by_entry(nodes: list[Node], torn: set[int]) -> bool:
+    """Whether a CPU computes a kernel entry by entry, without vectors.
+
+    XLA does where something is sliced after it was computed, as the gates of a cell. It also moves
+    slices of several arrays behind what is computed of them.
+    """
+    computed, sliced = set[int](), set[int]()
+    for node in nodes:
+        known, depends = primitive(node.equation), not computed.isdisjoint(node.operands)
+        if depends and (known.cuts or known.reorders):
+            return True
+        if known.cuts and node.equation.primitive.name not in ("gather", "dynamic_slice"):
+            sliced.add(node.operands[0])
+        if depends or known.kind == "elementwise":
+            computed.update(node.results)
+    return len(sliced) > 1 or not torn.isdisjoint(computed)
 
 
 def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:
@@ -347,117 +338,3 @@ def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:
             amount = min(amount, nbytes(equation.invars[known.updates]))
         inputs[(START, id(atom)) if slot == START else slot] = amount
     return inputs
-
-
-def _operations(equation: Any, kind: str) -> dict[str, int]:
-    """The operations of an equation, by class."""
-    name, known = equation.primitive.name, primitive(equation)
-    if _is_reshape(equation):
-        return {}
-    if known.reorders or (name == "slice" and not _is_straight(equation)):
-        return {"move": sum(map(size, equation.outvars))}
-    if known.transcendental:
-        return {"transcendental": size(equation.outvars[0])}
-    work = known.work(equation)
-    if name == CONVOLUTION:
-        groups = max(equation.params["feature_group_count"], equation.params["batch_group_count"])
-        return {"convolution": work, "expanded": work * (groups - 1)}
-    return {CLASS_OF_KIND.get(kind, "reduction"): work} if work else {}
-
-
-def _waits(equation: Any) -> int:
-    """The additions that take as long as an equation whose operands are ready."""
-    known, name = primitive(equation), equation.primitive.name
-    if known.transcendental:
-        return FUNCTION
-    if name == "dot_general":
-        return TERM * min(contracted(equation), TERMS)
-    if known.kind == "reduction":
-        return min(size(equation.invars[0]) // max(size(equation.outvars[0]), 1), IN_A_ROW)
-    return int(known.kind == "elementwise")
-
-
-def _vectors(equation: Any, kind: str) -> dict[str, int]:
-    """The operations of an equation, by class, in whole vectors of a processor."""
-    name, known = equation.primitive.name, primitive(equation)
-    if _is_reshape(equation) or known.free:
-        return {}
-    if name == "dot_general":
-        pieces, rows, columns = matrices(equation)
-        terms = contracted(equation)
-        if not _is_written_out(equation):
-            return {"product": 2 * pieces * rows * columns * terms}
-        rows, inner = (rows * terms, columns) if columns > 1 else (rows, terms)
-        return {"contraction": 2 * pieces * rows * _whole(inner, equation.outvars[0])}
-    if name in ("transpose", "rev", "gather", "scatter"):
-        return {"move": _whole(size(equation.outvars[0]), equation.outvars[0])}
-    if known.kind == "move" and not (known.cuts or known.reorders):
-        return {}
-    if known.kind == "reduction":
-        axes, operand = equation.params["axes"], equation.invars[0]
-        if len(shape(operand)) - 1 in axes:
-            return {"reduction": size(operand)}
-        return {"arithmetic": _whole(size(operand), operand)}
-    if kind in ("move", "elementwise", "random"):
-        entries = max(map(size, equation.outvars), default=0)
-        by = "arithmetic"
-        if known.transcendental or kind == "random":
-            by = "by entry" if name in BY_ENTRY else "transcendental"
-            entries = entries if by == "by entry" else _whole(entries, equation.outvars[0])
-        else:
-            entries = _whole(entries, equation.outvars[0])
-        return {by: entries}
-    return _operations(equation, kind)
-
-
-def _whole(entries: int, atom: Any) -> int:
-    """The entries of whole vectors, which take as long."""
-    lanes = max(WHOLE // max(getattr(atom.aval.dtype, "itemsize", 4), 1), 1)
-    return -(-entries // lanes) * lanes
-
-
-def _is_written_out(equation: Any) -> bool:
-    """Whether a CPU calls no library for a product: one of vectors, or of few results."""
-    _, rows, columns = matrices(equation)
-    return min(rows, columns, contracted(equation)) <= 1 or rows * columns <= NAIVE
-
-
-def _adds_vectors(equation: Any) -> bool:
-    """Whether an equation is a sum of vectors, and not one along the last axis, entry by entry."""
-    if equation.primitive.name != "reduce_sum":
-        return False
-    sizes = shape(equation.invars[0])
-    return len(sizes) - 1 not in equation.params["axes"] or sizes[-1] <= VECTOR
-
-
-def _is_straight(equation: Any) -> bool:
-    """Whether a slice is contiguous: whole axes except the first."""
-    full, part = shape(equation.invars[0]), shape(equation.outvars[0])
-    strides = equation.params["strides"] or (1,) * len(full)
-    return full[1:] == part[1:] and set(strides) <= {1}
-
-
-def _is_index(variable: Any) -> bool:
-    """Whether a value is one integer or boolean, which a loop computes outside its kernels."""
-    dtype = getattr(variable.aval, "dtype", None)
-    return size(variable) == 1 and getattr(dtype, "kind", "") in "iub"
-
-
-def _product(equation: Any) -> tuple[str, int]:
-    """The kind of a product, and the number of products in its batch."""
-    (on_left, on_right), (batch, _) = equation.params["dimension_numbers"]
-    pieces, _, _ = matrices(equation)
-    if _is_written_out(equation):
-        return "vector product", pieces
-    straight = max(on_left) == len(shape(equation.invars[0])) - 1 and min(on_right) == len(batch)
-    return "product" if straight else "transposed product", pieces
-
-
-def _rearranged(equation: Any) -> int:
-    """The elements that a product with transposed operands has to bring in order."""
-    if equation.primitive.name != "dot_general":
-        return 0
-    (on_left, on_right), (batch, _) = equation.params["dimension_numbers"]
-    left, right = equation.invars
-    is_left = max(on_left) < len(shape(left)) - 1
-    return size(left) * is_left + size(right) * (min(on_right) > len(batch))

@@ -28,6 +28,7 @@ WEIGHTS = {  # seconds on two cores: shares of the time that is left, the most i
     "gradients": 110,
     "recurrent": 150,
     "decide": 110,
+    "foresight": 180,
     "iterations": 180,
     "field": 70,
     "kernels": 60,

@@ -29,6 +29,8 @@ from experiments.bench.table import Row
 from experiments.compiling import run as compiling
 from experiments.field import run as field
 from experiments.field.claims import Claim
+from experiments.foresight import programs as random_programs
+from experiments.foresight import run as foresight
 from experiments.gradients import run as gradients
 from experiments.gradients.layers import Layer
 from experiments.gradients.network import Network, Size
@@ -66,6 +68,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (decide, "LONGEST_LOOP", 0),
         (decide, "SMALL", zoo.Specimen("tanh", 2, 12, 1)),
         (headline, "SHORT", 12),
+        (foresight, "QUICK", 1),
+        (random_programs, "LENGTHS", (12,)),
+        (random_programs, "WIDTHS", (2,)),
         (demo, "digits", lambda _, original=demo.digits: original(3, 4, 2, 2)),
         (demo, "tracking", lambda _, original=demo.tracking: original(2, 12)),
         (gradients, "QUICK", ((3, 2),)),
@@ -141,6 +146,7 @@ RUNS: dict[str, tuple[Any, tuple[str, ...], int]] = {  # module, options, number
     "decide": (decide, FEW, 2 + 3 + 2),
     "demo": (demo, ("--quick",), 2 * (2 + 2)),
     "field": (field, FEW, 1 + 4 + 1),
+    "foresight": (foresight, FEW, 2 + 4),
     "gradients": (gradients, FEW, 6 + 4 + 4 + 4),
     "iterations": (iterations, FEW, 2 + 3 + 3 * 2 + 3),
     "headline": (headline, FEW, 2 + 3),
@@ -205,6 +211,33 @@ def test_the_demo_ends_with_what_it_gained() -> None:
     assert not list(demo.conclusion(rows[:1]))  # interrupted
 
 
+def in_foresight(rows: list[Row]) -> None:
+    assert [row["direction"] for row in rows] == 2 * ["forward"] + 4 * ["gradient"]
+    assert programs(rows, direction="forward") == ["sequential", "jax.lax.scan"]
+    chosen = [row for row in rows if "speedup" in row]
+    assert [row["program"] for row in chosen] == [rows[0]["program"], rows[2]["program"]]
+    (text, *_) = foresight.summary(rows)
+    assert text.startswith("all: rows 6, median ")
+
+
+def test_errors_of_predictions_are_factors() -> None:
+    ratios, gains = (0.5, 1.0, 1.25, 4.0), (3.0, 1.5)
+    rows: list[Row] = [{"predicted / measured": ratio} for ratio in ratios]
+    for row, gain in zip(rows, gains, strict=False):
+        row |= {"predicted speedup": gain, "speedup": 3.0}
+    found = foresight.errors(rows)
+    assert found["median"] == pytest.approx((1.25 + 2) / 2)
+    assert (found["rows"], found["within 2, %"]) == (4, 75)
+    assert found["speedup, median"] == pytest.approx(1.5)
+
+
+def test_programs_of_a_seed_are_the_same_and_others_differ() -> None:
+    first, again, other = ([each.name for each in random_programs.drawn(s, 8)] for s in (0, 0, 1))
+    assert first == again != other
+    kinds = {each.kind for each in random_programs.drawn(0, 8)}
+    assert kinds == {"cell", "filter", "equation", "layers", "leaves", "short"}
+
+
 def in_gradients(rows: list[Row]) -> None:
     adjoints = ["adjoint, backprop", "adjoint, recurrence", "adjoint, pcr"]
     assert programs(rows, part="adjoints") == ["lax.scan", "unrolled", "auto", *adjoints]
@@ -254,6 +287,7 @@ def in_recurrent(rows: list[Row]) -> None:
 SAID = {
     "decide": in_decide,
     "demo": in_demo,
+    "foresight": in_foresight,
     "gradients": in_gradients,
     "headline": in_headline,
     "iterations": in_iterations,
