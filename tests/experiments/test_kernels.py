@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import pytest
 
+import depth
 from deeppcr.linear import CyclicReduction, Diagonals
 from deeppcr.loops import FALLBACK
 from experiments import mlp
@@ -228,3 +229,12 @@ def test_a_round_of_cyclic_reduction_reads_the_blocks_of_the_last():
     text = found.lower(solve, blocks, blocks).compile().as_text()
     kernels_of = [line for line in text.partition("ENTRY")[2].splitlines() if "fusion(" in line]
     assert sum("%arguments_0_" in line for line in kernels_of) == 2  # the first, and the last
+
+
+def test_a_small_kernel_of_a_tpu_takes_what_xla_estimates():
+    found = target_or_skip("TPU v5e")
+    with jax.enable_x64(False):
+        text = found.lower(jax.numpy.sin, jax.ShapeDtypeStruct((8,), "float32")).compile().as_text()
+    program = cycles.read(text)
+    latency = depth.devices["TPU v5e"].kernel_latency
+    assert found.seconds(program, lambda _: 0) == pytest.approx(latency, rel=0.1)
