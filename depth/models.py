@@ -160,7 +160,7 @@ SMALL_LOOP, HOISTED = 1024.0, 65536.0
 def generic_cpu(cores: int) -> Device:
     """A generic CPU: rounded figures of two cores of AMD EPYCs, scaled.
 
-    Twelve figures were fitted to the times of all rows of the plans of 72 programs, with jax 0.12.0
+    Twelve figures were fitted to the times of all rows of the plans of 112 programs, with jax 0.12.0
     and 0.10.2: cells, filters, equations, layers, many leaves. `python -m experiments foresight`
     compares predictions with times of programs that nothing was fitted to.
 
@@ -184,31 +184,31 @@ def generic_cpu(cores: int) -> Device:
     """
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
         raise ValueError(f"cores must be a whole number >= 1, but it is {cores!r}")
-    wait, product = 1.0e-9, 220e9
+    wait, product, arithmetic = 1.1e-9, 210e9, 31e9
     return Device(
         f"generic CPU, {cores} cores",
         kernel_latency=0.03 * _US,
         loop_latency=wait,
         trip_latency=wait,
         rates={"float32": product, "float64": product / 2},
-        bandwidth=14e9,
+        bandwidth=15e9,
         memory=4 * _G * cores,
         source="fitted to rows of plans on two cores of an AMD EPYC, jax 0.12.0 and 0.10.2",
         call_latency=3.7 * _US,
         array_latency=1.85 * _US,
         product_latency=0.385 * _US,
-        piece_latency=0.11 * _US,
+        piece_latency=0.10 * _US,
         threads=min(cores, 8),
         vector_rates={
-            "arithmetic": 34e9,
+            "arithmetic": arithmetic,
             "transcendental": 4.85e9,
             "reduction": 1.7e9,
             "cumulative": 1.7e9,
-            "move": 7e9,
+            "move": 8e9,
             "convolution": 4e9,
             "expanded": 4e9,
         },
-        cache_bandwidth=4 * 34e9,  # as arithmetic
+        cache_bandwidth=4 * arithmetic,  # of float32
         cache=16 * 2**20,
         small_loop=SMALL_LOOP,
         operation_latency=wait,

@@ -78,7 +78,9 @@ class Processor:
             calls += device.product_latency + (kernel.pieces - 1) * device.piece_latency
         elif kernel.kind == "factorization":
             calls += (kernel.pieces + 1) / 2 * device.piece_latency
-        return calls + max(work, kernel.bytes / device.memory_rate(kernel.bytes))
+        # What only copies reads and writes where others do.
+        traffic = kernel.bytes / device.memory_rate(kernel.bytes) if kernel.vectors else 0.0
+        return calls + max(work, traffic)
 
     def _work(self, kernel: Kernel) -> float:
         """Seconds of its arithmetic, by vectors."""
@@ -88,7 +90,7 @@ class Processor:
                 shared = max(count - ALONE, 0.0)
                 total += (count - shared + shared / device.threads) / device.rate(kernel.dtype)
             elif kind == "contraction":
-                total += count / device.rate(kernel.dtype)
+                total += count / 2 / device.vector_rate("arithmetic", kernel.dtype)
             elif kind == "by entry":
                 total += LANES * count / device.vector_rate("transcendental", kernel.dtype)
             else:

@@ -26,6 +26,7 @@ from experiments import report
 from experiments.bench import results
 from experiments.bench.summary import best, errors
 from experiments.bench.table import Row, markdown
+from experiments.foresight import run as foresight
 from experiments.kernels.run import named
 from experiments.recurrent.compared import COLUMNS, compared
 from experiments.recurrent.run import PARTS
@@ -37,6 +38,7 @@ PARITY = ROOT / "tests" / "diffusion" / "parity.jsonl"  # by tests/diffusion/mak
 LONG = 20  # rows: a longer table is folded away
 SEQUENTIAL = ("auto", "adjoint, backprop")  # may run step by step: never taken for parallel
 WIDE = 24  # characters: a longer cell of words is broken into lines
+KINDS = ("cell", "layers", "filter", "equation", "leaves", "short")  # of `foresight`
 Rows = dict[str, list[Row]]  # of one device, by experiment
 Table = Callable[[Rows], pd.DataFrame]
 
@@ -373,6 +375,14 @@ def _fewest(rows: Rows, key: str) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def foresight_errors(rows: Rows) -> pd.DataFrame:
+    """How far the rows of plans are from what was measured, by the kind of program."""
+    mine = rows["foresight"]
+    by_kind = {kind: [row for row in mine if row["kind"] == kind] for kind in KINDS}
+    found = [{"programs": kind, **foresight.errors(each)} for kind, each in by_kind.items() if each]
+    return pd.DataFrame([*found, {"programs": "all", **foresight.errors(mine)}])
+
+
 def prediction_errors(rows: Rows) -> pd.DataFrame:
     """|log2(predicted / measured)| of times, by experiment."""
     said = {name: errors(rows[name]) for name in rows}
@@ -381,7 +391,7 @@ def prediction_errors(rows: Rows) -> pd.DataFrame:
 
 SPECS = yaml.safe_load((ROOT / "docs" / "tables.yml").read_text(encoding="utf-8"))
 COMPUTED = (overview, gradients_adjoints, gradients_layers, decide_regret, decide_breakeven)
-COMPUTED += (iterations_accuracy, field_predictability, parity_schedulers)
+COMPUTED += (iterations_accuracy, field_predictability, parity_schedulers, foresight_errors)
 TABLES: dict[str, Table] = {name: partial(described, spec=spec) for name, spec in SPECS.items()}
 TABLES |= {of.__name__: of for of in (*COMPUTED, prediction_errors)}
 TABLES |= {f"recurrent_{part}": partial(recurrent, part=part) for part in PARTS}
