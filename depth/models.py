@@ -158,10 +158,10 @@ SMALL_LOOP, HOISTED = 1024.0, 65536.0
 
 
 def generic_cpu(cores: int) -> Device:
-    """A generic CPU: rounded figures of two cores of AMD EPYCs, scaled.
+    """A generic CPU: rounded figures of two cores of an AMD EPYC.
 
-    Twelve figures were fitted to the times of all rows of the plans of 112 programs, with jax 0.12.0
-    and 0.10.2: cells, filters, equations, layers, many leaves. `python -m experiments foresight`
+    Twelve figures were fitted to the times of all rows of the plans of 112 programs, with jax
+    0.12.0 and 0.10.2: cells, filters, equations, layers, many leaves. `python -m experiments foresight`
     compares predictions with times of programs that nothing was fitted to.
 
     No figure but the memory and the threads that share a large product depends on the number of

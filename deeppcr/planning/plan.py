@@ -50,8 +50,8 @@ SLOW = "XLA is predicted to compile this gradient for more than a minute; a loop
 MOST = 32  # iterations on a sample
 STEPS = 1024  # of a sample, at most
 ENTRIES = 1 << 21  # of its Jacobian blocks, at most
-# The error of the ratio of two predicted times, as a factor: nine of ten speedups that were predicted
-# of 112 programs (2 cores, jax 0.12.0 and 0.10.2) are closer.
+# The error of the ratio of two predicted times, as a factor: nine of ten predicted speedups of 112
+# programs are closer (2 cores, jax 0.12.0 and 0.10.2).
 ERROR = 2.0
 HEAD = ("forward", "depth", "predicted", "speedup", "")
 UNTRIED = ("  Newton", "", "", "", "not tried: cannot win here")
