@@ -131,7 +131,7 @@ class Cost:
             work=times * self.work,
             bytes=times * self.bytes,
             paths=tuple((paths, times * often) for paths, often in self.paths),
-            graph=Program((), ((Loop(times, self.program, None, counted), 1),)),
+            graph=Program((), ((Loop(times, self._in_order, None, counted), 1),)),
         )
 
     @cached_property
@@ -169,6 +169,12 @@ class Cost:
     def program(self) -> Program:
         """Its kernels and loops, in order."""
         return self.graph if isinstance(self.graph, Program) else Kernels().program(self.graph)
+
+    @property
+    def _in_order(self) -> Program:
+        """The program as a trip of a loop, whose kernels wait for one another."""
+        waits = sum(kernel.waits * often for kernel, often in self.program.kernels)
+        return replace(self.program, path=waits)
 
     @property
     def traffic(self) -> int:

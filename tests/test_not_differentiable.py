@@ -48,7 +48,7 @@ def test_auto_runs_them_and_differentiates_what_jax_does():
 
 def test_their_plan_has_the_sequential_program_and_says_why():
     plan = deeppcr.plan(read(Z0, half), Z0, normal(0, 7, 2))
-    assert all(isinstance(one.method, deeppcr.Sequential) for one in plan.forward)
+    assert all(isinstance(one.method, deeppcr.Sequential | None) for one in plan.forward)
     assert plan.adjoint == deeppcr.adjoint.Autodiff()
     assert "no derivative with respect to the state: Pure callbacks" in str(plan)
 

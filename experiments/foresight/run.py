@@ -1,4 +1,6 @@
-"""Are predictions right? Plans beside times, for random programs that no figure was fitted to.
+"""Are predictions right?
+
+Plans beside times, for random programs that no figure was fitted to.
 
 Cells, filters, equations, layers, states of many leaves and short steps, of random widths and
 batches. Every row of a plan is a row here: the time that `deeppcr.plan` predicts of it, and what a
