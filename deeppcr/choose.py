@@ -19,19 +19,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from deeppcr import lower
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.linear.named import FEW_PRODUCTS, FEW_STEPS, pcr_suits
 from deeppcr.linearize import exact_linearization
-from deeppcr.lower import (
-    CannotFuse,
-    compiled_for,
-    even_chunk,
-    platforms,
-    steps_in_cache,
-)
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import QUASI, USUAL
 from deeppcr.newton.damping import TrustRegion
@@ -46,6 +40,7 @@ from depth.primitives import primitive
 
 ON_CPUS = "on a CPU the fastest for most chains; deeppcr.tune measures"
 IN_ONE_LOOP = "on a CPU, for little work: it compiles faster"
+BY_XLA = "on a CPU, for a small loop that XLA compiles by itself"  # jax 0.12.0: ours 1.06 of it
 # Gradients of arrays are computed at once from so many operations of products with matrices of so
 # many entries on, for each pair of operations of a step: the compiler takes so long for these.
 # LSTM, 32 units, batch 16, 200 steps, 470 thousand: 0.7 of the time, and 1.2 of that to compile;
@@ -81,8 +76,7 @@ TRAFFIC, OF_NUMBERS = 1.5e12, 3e12
 # The share of a loop's time that a kernel or Newton's method may take: nothing is known that well.
 MARGIN = 0.8
 UNROLL = 16  # steps of a loop in one CUDA graph
-# The most equations of a step that is unrolled, since XLA compiles each of them so many times.
-MOST_UNROLLED = 64
+MOST_UNROLLED = 64  # equations of a step that is unrolled, since XLA compiles each so many times
 # The gradient of a loop by jax, over the loop: GRU and tanh layers, 1 to 128 units: 2 to 7.
 BACKWARD = 4
 
@@ -92,8 +86,7 @@ BACKWARD = 4
 class Auto:
     """The method that a rule takes for the chain and the platform; "auto" is ``Auto()``.
 
-    The attributes are options of `Newton` and `Sequential`, which apply if that method is chosen.
-    They do not influence the choice.
+    The attributes are options of `Newton` and `Sequential`, for where that method is chosen.
 
     Attributes:
         initial_guess: as in `Newton`.
@@ -191,7 +184,7 @@ class Choice(NamedTuple):
 
 def always_loops(method: Any, adjoint: Any) -> bool:
     """Whether a loop computes the states of every chain, and its derivative."""
-    return (method, adjoint) == ("auto", "auto") and platforms() == ("cpu",)
+    return (method, adjoint) == ("auto", "auto") and lower.platforms() == ("cpu",)
 
 
 def choose_method(chain: TracedChain, platform: str, iterations: int | None = None) -> Choice:
@@ -229,12 +222,14 @@ def choose_adjoint(chain: TracedChain, method: Method | None, platform: str) -> 
     """The adjoint of ``chain``, whose states ``method`` computes; ``method`` is None for "auto"."""
     step, is_newton = chain.step, isinstance(method, Newton)
     if reason := left_to_jax(chain):
-        # A `jax.custom_vjp` is not tried: jax remembers the zeros of which it told it last.
+        # A `jax.custom_vjp` is not tried: jax remembers which zeros it told it of last.
         pushes = is_newton and not step.has_custom_vjp and step.forwards_only
         return Choice(Adjoint() if pushes else Autodiff(), {}, reason)
     if platform == "cpu":
         if is_newton:
             return Choice(Backpropagation(), {}, ON_CPUS)
+        if is_left_to_xla(chain):
+            return Choice(Autodiff(), {}, BY_XLA)
         if size := segment(chain):
             reason = f"on a CPU, for large states: {size} steps at a time are computed again"
             return Choice(Autodiff(checkpoint=size), {}, reason)
@@ -257,6 +252,12 @@ def loop_seconds(chain: TracedChain) -> float:
     """Of a loop of an accelerator, whose products of batches are kernels of their own."""
     has_kernels = chain.layout.batch_size > 1 and products_of(chain.step.jaxpr) > 0
     return chain.length * LAUNCH * (1 + has_kernels)
+
+
+def is_left_to_xla(chain: TracedChain) -> bool:
+    """Whether XLA compiles a loop that keeps little, and its gradient, well (`BY_XLA`)."""
+    is_small = chain.length * chain.step.bytes_of_results < TRAFFIC_FROM
+    return is_small and lower.is_left_to_xla(chain.step.jaxpr)
 
 
 def multiplies_much(chain: TracedChain) -> bool:
@@ -289,8 +290,8 @@ def segment(chain: TracedChain) -> int:
         return 0
     if not is_traffic(chain, LARGE // 4) or length * step.bytes_kept_by_jax < TRAFFIC_FROM:
         return 0
-    size = 2 * steps_in_cache(step.bytes_kept_by_jax + step.state_bytes)
-    return even_chunk(length, min(MOST_AGAIN, max(FEWEST_AGAIN, size)))
+    size = 2 * lower.steps_in_cache(step.bytes_kept_by_jax + step.state_bytes)
+    return lower.even_chunk(length, min(MOST_AGAIN, max(FEWEST_AGAIN, size)))
 
 
 def is_traffic(chain: TracedChain, least: int) -> bool:
@@ -316,11 +317,11 @@ def kernel_seconds(chain: TracedChain, platform: str) -> float | None:
 
     That is by one thread for each chain of the batch, though several may share a chain.
     """
-    with compiled_for(platform):
+    with lower.compiled_for(platform):
         step = kernel_of(chain)
     try:
         alone = step.by(1) if step and step.width <= MEASURED else None
-    except CannotFuse:
+    except lower.CannotFuse:
         return None
     return chain.length * (STEP + INSTRUCTION * alone.instructions) if alone else None
 
@@ -345,9 +346,8 @@ def is_small_residual(chain: TracedChain) -> bool:
     """Whether steps are layers z + s f(z) whose program has a number s, of at most 1 / sqrt(L).
 
     Then all L changes together are of order one (Hayou et al., *Stable ResNet*, 2021), and the
-    iterations of Picard's method do not depend on L: 8 for s = 0.5 / sqrt(L), 11 to 16 for
-    1 / sqrt(L), 13 to 22 for twice that or twice the variance of weights; 23 to more than 200 for
-    s = 1 (layers of tanh, relu and normalised gelu, L = 64 to 1024; blocks of convolutions).
+    iterations of Picard's method do not depend on L: 11 to 16 for 1 / sqrt(L), and 23 to more than
+    200 for s = 1 (layers of tanh, relu and normalised gelu, L = 64 to 1024).
     """
     program, states = chain.step.jaxpr, chain.step.states
     made = {id(end): each for each in program.eqns for end in each.outvars}

@@ -1,6 +1,7 @@
 """The rule behind "auto", on what was measured: never worse than twice, and near the best."""
 
 import dataclasses
+import importlib
 import json
 import math
 from functools import partial
@@ -195,6 +196,8 @@ def rows(name, part):
     return [row for row in map(json.loads, text.splitlines()) if row.get("part") == part]
 
 
+one_function = importlib.import_module("deeppcr.lower.cpu.one_function")  # a function, too
+SUMMED = Backpropagation(at_once=False)
 ON_CPU = {Backpropagation(): "sequential / backprop", Autodiff(): "sequential / autodiff"}
 
 
@@ -224,8 +227,7 @@ def test_on_a_cpu_it_is_near_the_best_of_what_was_measured(direction):
     [
         ("lstm", 32, 256, 8, Backpropagation()),
         ("tanh", 64, 64, 8, Backpropagation()),  # layers
-        ("lstm", 4, 256, 1, Backpropagation(at_once=False)),
-        ("elementwise", 8, 1024, 1, Backpropagation(at_once=False)),
+        ("lstm", 4, 256, 8, Backpropagation(at_once=False)),
         ("residual conv", 8, 256, 64, Backpropagation(at_once=False)),
     ],
 )
@@ -233,6 +235,17 @@ def test_gradients_are_summed_at_once_where_that_is_worth_compiling(
     kind, width, length, batch, expected
 ):
     assert choose_adjoint(of_zoo(kind, width, length, batch), None, "cpu").option == expected
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1024, Autodiff()), (1 << 20, SUMMED)])
+def test_gradients_of_small_loops_are_left_to_a_compiler_that_makes_one_function(
+    length, expected, monkeypatch
+):
+    chain = of_zoo("elementwise", 8, length, 1)
+    for is_hoisted in (False, True):
+        monkeypatch.setattr(one_function, "is_hoisted", lambda found=is_hoisted: found)
+        found = choose_adjoint(chain, None, "cpu").option
+        assert found == (expected if is_hoisted else SUMMED)
 
 
 def test_what_cannot_be_solved_in_parallel_is_left_to_jax():

@@ -124,6 +124,8 @@ def multiplies_little(program: Any) -> bool:
     products = [each for each in inside if each.primitive.name == "dot_general"]
     sizes = [matrices(each)[1:] for each in products]
     work = sum(math.prod(n) * contracted(x) for n, x in zip(sizes, products, strict=True))
+    filters = [each for each in inside if each.primitive.name == "conv_general_dilated"]
+    work += sum(size(each.outvars[0]) * convolved(each) for each in filters)
     return (
         all(primitive(each).kind in ALIKE for each in inside)
         and all(1 in n or math.prod(n) <= TINY for n in sizes)
