@@ -179,7 +179,7 @@ def generic_cpu(cores: int) -> Device:
 
     Example:
         >>> few, many = depth.models.generic_cpu(2), depth.models.generic_cpu(8)
-        >>> many.rates["float32"] / few.rates["float32"]
+        >>> many.threads / few.threads
         4.0
     """
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
