@@ -161,7 +161,7 @@ class Instance:
     @cached_property
     def why_not_now(self) -> str:
         """Why the chain cannot be run now; empty if it can: it has arrays that are here."""
-        leaves = jax.tree.leaves((self.state, self.chain.inputs))
+        leaves = jax.tree.leaves(self.arguments)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
             return "there are shapes (jax.ShapeDtypeStruct), no arrays"
         if is_jit_disabled():

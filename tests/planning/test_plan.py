@@ -406,6 +406,7 @@ def traced(call, z, xs):
     jax.jit(lambda w: (call(lambda z, x: (jnp.tanh(w * z), x), z, xs), w)[1])(z)
     jax.jit(lambda w: (call(step, z, xs), w)[1])(z)
     jax.grad(lambda z: (call(step, z, xs), z.sum())[1])(z)
+    jax.grad(lambda w: (call(lambda z, x: (jnp.tanh(w * z), x), z, xs), w.sum())[1])(z)
     jax.vmap(lambda z: (call(step, z, xs), z)[1])(z[None])
 
 
@@ -416,7 +417,7 @@ def test_a_plan_can_be_made_where_jax_traces_and_a_measurement_says_that_it_cann
         found.append(deeppcr.plan(*arguments, method="newton").found["iterations"])
 
     traced(plan, Z0, XS[:9])
-    assert len(found) == 5
+    assert len(found) == 6
     assert all("usual" in each for each in found)
 
     def tune(*arguments):
