@@ -75,6 +75,16 @@ class _Recurrence(NamedTuple):
         captured = [*chain.captured, *getattr(closed, "consts", ())]
         return cls(chain, g, enter, program, inputs, captured)
 
+    @property
+    def step(self) -> FusedStep:
+        """A step, for a kernel.
+
+        Raises:
+            CannotFuse: there is none; the message says why.
+        """
+        shape = self.chain.layout.batch_shape
+        return FusedStep.of_states(self.program, len(self.enter), len(self.inputs), shape)
+
     def pulled(self, mu: Leaves) -> Pulled:
         """The adjoint states, and what the first step passes on, from ``mu`` of all steps."""
         axis = self.chain.axis.reversed
@@ -105,18 +115,13 @@ def by_kernel(
 
 def by_steps(own: _Recurrence) -> Leaves:
     """``mu`` of all steps, one after another."""
-    chain, program = own.chain, own.program._replace(outvars=own.program.outvars * 2)
-    step = FusedStep.of(program, len(own.enter), len(own.inputs), chain.layout.batch_shape)
-    return fused_scan(step, own.enter, own.inputs, own.captured, True, chain.length)[1]
+    return fused_scan(own.step, own.enter, own.inputs, own.captured, True, own.chain.length)[1]
 
 
 def by_windows(otherwise: Callable[[], Pulled], own: _Recurrence) -> Leaves:
     """``mu`` of all steps, those of a window at once."""
     chain, count = own.chain, len(own.enter)
-    shape = chain.layout.batch_shape
-    solve = FusedSolve.of(
-        own.program, count, len(own.inputs), shape, LINEAR, chain.length, reverse=True
-    )
+    solve = FusedSolve.of(own.step, LINEAR, chain.length, reverse=True)
 
     def leaves(*_: Array) -> Leaves:
         at = pullback(chain, own.inputs[:count])

@@ -11,7 +11,14 @@ from deeppcr.arrays.avals import like
 from deeppcr.arrays.state import Leaves
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
-from deeppcr.lower import CannotFuse, FusedSolve, SolvedBelow, fused_solve, is_for_gpus
+from deeppcr.lower import (
+    CannotFuse,
+    FusedSolve,
+    FusedStep,
+    SolvedBelow,
+    fused_solve,
+    is_for_gpus,
+)
 from deeppcr.solution import Result, Run, SolvedBy, Stats
 
 
@@ -69,8 +76,8 @@ def _kernel_of(solver: Any, chain: TracedChain) -> FusedSolve:
     step = chain.step
     if chain.axis != LOCAL:
         raise CannotFuse("the chain is sharded over a mesh")
-    shape, below = chain.layout.batch_shape, SolvedBelow(solver.budget)
-    kernel = FusedSolve.of(step.evaluated, step.states, step.inputs, shape, below, chain.length)
+    fused = FusedStep.of_states(step.evaluated, step.states, step.inputs, chain.layout.batch_shape)
+    kernel = FusedSolve.of(fused, SolvedBelow(solver.budget), chain.length)
     if not solver.criterion.quadratic or step.derivative is not None:
         raise CannotFuse("the step has a derivative of its own, by jax.custom_jvp or custom_vjp")
     return kernel

@@ -21,7 +21,6 @@ from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.lower.gpu.fused.windows import Grid, SolvedBelow, kernel_of
 from deeppcr.programs.calls import with_operands
-from depth.jaxprs import Program
 
 WAITS = 2000  # of an iteration in a window: 4.6 us on an H100, of a prototype with one unit
 OF_CHAINS = 3  # results for each chain, after the states
@@ -60,37 +59,14 @@ class FusedSolve(NamedTuple):
     expected: int
 
     @classmethod
-    def of(
-        cls,
-        program: Program,
-        states: int,
-        inputs: int,
-        batch_shape: tuple[int, ...],
-        below: SolvedBelow,
-        length: int,
-        reverse: bool = False,
-    ) -> Self:
-        """That of the program of a step.
-
-        Args:
-            program: ``(*state, *input) -> (*state, ...)``, with captured arrays as constants.
-            states: the number of leaves of a state.
-            inputs: the number of leaves of an input.
-            batch_shape: the batch axes of a state, which are its first.
-            below: when a window is solved.
-            length: the number of steps.
-            reverse: whether the first step takes the last entry of the inputs.
+    def of(cls, step: FusedStep, below: SolvedBelow, length: int, reverse: bool = False) -> Self:
+        """That of a step whose outputs are its next state.
 
         Raises:
             CannotFuse: there is no kernel; the message says why.
         """
         if not isinstance(length, int) or not length:
             raise CannotFuse(f"a chain has {length} steps")
-        program = program._replace(outvars=program.outvars[:states] * 2)
-        return cls._of(FusedStep.of(program, states, inputs, batch_shape), below, length, reverse)
-
-    @classmethod
-    def _of(cls, step: FusedStep, below: SolvedBelow, length: int, reverse: bool) -> Self:
         text = kernel_of(step, length, reverse, below, largest_cluster())
         expected = 2 if below.update == math.inf else _EXPECTED.get()
         return cls(step, below, length, reverse, text, expected)
@@ -115,11 +91,11 @@ class FusedSolve(NamedTuple):
 
     def of_step(self, step: FusedStep) -> Self:
         """See `Recurring`."""
-        return self._of(step, self.below, self.length, self.reverse)
+        return self.of(step, self.below, self.length, self.reverse)
 
     def shortened(self, most: int) -> Self:
         """See `Recurring`: the steps of some windows, of a cluster if the chain has one."""
-        return self._of(self.step, self.below, min(self.length, most, TRIED), self.reverse)
+        return self.of(self.step, self.below, min(self.length, most, TRIED), self.reverse)
 
     def have_steps(self, count: int) -> list[bool]:
         """See `Recurring`."""

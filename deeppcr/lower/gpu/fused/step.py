@@ -102,6 +102,14 @@ class FusedStep:
         raise reasons[-2]
 
     @classmethod
+    def of_states(
+        cls, program: Program, states: int, inputs: int, batch_shape: tuple[int, ...]
+    ) -> Self:
+        """See `of`: the step whose outputs are its next state, and nothing else."""
+        program = program._replace(outvars=program.outvars[:states] * 2)
+        return cls.of(program, states, inputs, batch_shape)
+
+    @classmethod
     def _of_examples(
         cls,
         program: Program,
