@@ -15,7 +15,7 @@ from depth.processor import Processor
 # On accelerators several steps are fused to one kernel, except for products that are not small;
 # this many steps, counted in programs compiled for an H200; `python -m experiments kernels`
 # contains some.
-UNROLLED, FUSED_STEPS, FUSED_PRODUCT = "unrolled loop", 4, 4096  # operations
+FUSED_STEPS, FUSED_PRODUCT = 4, 4096  # operations
 # From this many kernels in a row on, XLA captures them in a CUDA graph: its option
 # `xla_gpu_graph_min_graph_size`.
 GRAPH = 5
@@ -31,60 +31,63 @@ class Seconds:
 
     def __init__(self, device: Device):
         self.device = device
-        self._known: dict[tuple[Program, str, int], float] = {}
+        self._known: dict[tuple[Program, bool, int], float] = {}
 
-    def program(self, program: Program, place: str = "program", unroll: int = 1) -> float:
+    def program(self, program: Program, unrolled: bool = False, unroll: int = 1) -> float:
         """Seconds of the kernels and parts of a program, one after another.
 
-        ``unroll``: how many such programs a trip of a loop consists of.
+        ``unrolled``: whether it is in an unrolled loop. ``unroll``: how many such programs a trip
+        of a loop consists of.
         """
-        key = program, place, unroll
+        key = program, unrolled, unroll
         if key not in self._known:
-            in_graph = self._is_captured(program, place, unroll)
+            in_graph = self._is_captured(program, unrolled, unroll)
             launch = self.device.kernel_latency / unroll if in_graph else 0.0
             kernels = sum(
-                count * self.kernel(kernel, place, in_graph) for kernel, count in program.kernels
+                count * self.kernel(kernel, unrolled, in_graph) for kernel, count in program.kernels
             )
-            parts = sum(count * self.part(part, place) for part, count in program.parts)
+            parts = sum(count * self.part(part, unrolled) for part, count in program.parts)
             self._known[key] = launch + kernels + parts
         return self._known[key]
 
-    def _is_captured(self, program: Program, place: str, unroll: int) -> bool:
+    def _is_captured(self, program: Program, unrolled: bool, unroll: int) -> bool:
         """Whether its own kernels are a CUDA graph, as if none of its parts lay between."""
         if self.device.node_latency is None:
             return False
-        launches = sum(count * self._share(kernel, place) for kernel, count in program.kernels)
+        launches = sum(count * self._share(kernel, unrolled) for kernel, count in program.kernels)
         return unroll * launches >= GRAPH
 
-    def part(self, part: Loop | Choice | Recurrence | Program, place: str) -> float:
+    def part(self, part: Loop | Choice | Recurrence | Program, unrolled: bool) -> float:
         """Seconds of a program inside another."""
         match part:
             case Loop(trips, body, condition, counted, unroll):
                 if unroll > 1 and unroll >= trips:
-                    return trips * self.program(body, place, trips)  # no loop is left
-                inside = UNROLLED if unroll > 1 else "loop"
+                    return trips * self.program(body, unrolled, trips)  # no loop is left
                 around = self.device.loop_latency if counted else self.device.trip_latency
-                step = self.program(body, inside, unroll)
+                step = self.program(body, unroll > 1, unroll)
                 # The host runs a counted loop on a GPU, and does not evaluate its condition.
                 is_free = counted and self.device.node_latency is not None
-                test = self.program(condition, inside) if condition and not is_free else 0.0
+                test = self.program(condition) if condition and not is_free else 0.0
                 return trips * step + trips / unroll * (around + test)
             case Recurrence(waits, kernel, loop):
                 wait = self.device.operation_latency
                 if wait is None:
-                    return self.program(loop, place)
-                return max(self.kernel(kernel, place), self.device.kernel_latency + waits * wait)
+                    return self.program(loop, unrolled)
+                return max(self.kernel(kernel, unrolled), self.device.kernel_latency + waits * wait)
             case Choice(programs):
-                return max(self.program(program, place) for program in programs)
-        return self.program(part, place)
+                return max(self.program(program, unrolled) for program in programs)
+        return self.program(part, unrolled)
 
-    def kernel(self, kernel: Kernel, place: str, in_graph: bool = False) -> float:
+    def kernel(self, kernel: Kernel, unrolled: bool, in_graph: bool = False) -> float:
         """Seconds of one kernel: its latency, and the longer of its arithmetic and its traffic."""
         device = self.device
         work = sum(count / self._rate(kind, kernel) for kind, count in kernel.operations)
         traffic = kernel.bytes / device.memory_rate(kernel.bytes)
         pieces = (kernel.pieces - 1) * device.piece_latency
-        return self._latency(kernel, place, in_graph) + pieces + max(work, traffic)
+        latency = device.kernel_latency
+        if in_graph and device.node_latency is not None:
+            latency = min(latency, device.node_latency)
+        return self._share(kernel, unrolled) * latency + pieces + max(work, traffic)
 
     def _rate(self, kind: str, kernel: Kernel) -> float:
         """The rate of a class of operations in a kernel."""
@@ -93,15 +96,8 @@ class Seconds:
             return device.rate(kernel.dtype)
         return device.vector_rate(kind, kernel.dtype)
 
-    def _share(self, kernel: Kernel, place: str) -> float:
+    def _share(self, kernel: Kernel, unrolled: bool) -> float:
         """How much of a launch a kernel is: in an unrolled loop, one fused with those beside it."""
         product = dict(kernel.operations).get("product", 0)
         alone = kernel.kind in (*CALLED, "own") or product > FUSED_PRODUCT
-        return 1 if alone or place != UNROLLED else 1 / FUSED_STEPS
-
-    def _latency(self, kernel: Kernel, place: str, in_graph: bool) -> float:
-        """The latency of a kernel: its launch, or its share of one."""
-        latency = self.device.kernel_latency
-        if in_graph and self.device.node_latency is not None:
-            latency = min(latency, self.device.node_latency)
-        return self._share(kernel, place) * latency
+        return 1 if alone or not unrolled else 1 / FUSED_STEPS
