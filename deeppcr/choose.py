@@ -3,8 +3,8 @@
 - What cannot be solved in parallel is `jax.lax.scan`.
 - On a CPU: the loop, and backpropagation. No parallel forward pass was faster; a parallel adjoint
   was for some narrow chains. The gradients of arrays are summed step by step, which compiles as
-  fast as jax's; or at once, if their products are worth compiling another program. The derivative
-  is jax's own for large states: if it keeps little of them, or of some steps at a time alone.
+  fast as jax's; or at once, if their products are worth compiling another program. jax's own is for
+  small loops that XLA compiles well, and large states, if it keeps little, or some steps at a time.
 - On an accelerator: the least of three times, in seconds. A loop launches some kernels in each
   step. One kernel runs all steps, and takes as long as its instructions. Newton's method takes some
   iterations, each a few launches for each of the log2 L rounds of its solver, and the traffic of

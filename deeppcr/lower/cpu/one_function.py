@@ -31,6 +31,7 @@ from depth.compilers import is_hoisted, is_one_function
 from depth.counts import contracted, convolved, matrices, size
 from depth.jaxprs import bind, called, equations, moved_by, run
 from depth.primitives import primitive
+from depth.work import NAIVE
 
 # What XLA reads from a call. It is private to XLA: see `is_honoured`.
 MARK = {"xla_cpu_small_call": "true", "inlineable": "false"}
@@ -65,7 +66,7 @@ COPIED = 64  # entries of a matrix whose copy in every trip takes no time (jax 0
 # What XLA of jax 0.12 has in such a function by itself: products of vectors, or of few results;
 # and the multiplications of a step up to which neither its loop nor its derivative gains from ours:
 # of GRUs of 8 units, 192, they take 2.3 and 1.4 times as long, of filters of 3 x 3 0.7 and 0.4.
-TINY, FEW = 9, 150
+FEW = 150
 # Above this many inputs of a step, those of equal type are stacked. XLA compiles the gradient of 60
 # scalars, whose loop reads 420, in half the time (jax 0.10.2). Results are not stacked: a kernel of
 # its own would cut each from the one array.
@@ -119,7 +120,7 @@ def is_left_to_xla(program: Any) -> bool:
 
 
 def multiplies_little(program: Any) -> bool:
-    """Whether XLA itself can compile a loop over a program to one function: see `TINY`, `FEW`."""
+    """Whether XLA itself can compile a loop over a program to one function: see `NAIVE`, `FEW`."""
     inside = [each for each in equations(program) if called(each) is None]
     products = [each for each in inside if each.primitive.name == "dot_general"]
     sizes = [matrices(each)[1:] for each in products]
@@ -128,7 +129,7 @@ def multiplies_little(program: Any) -> bool:
     work += sum(size(each.outvars[0]) * convolved(each) for each in filters)
     return (
         all(primitive(each).kind in ALIKE for each in inside)
-        and all(1 in n or math.prod(n) <= TINY for n in sizes)
+        and all(1 in n or math.prod(n) <= NAIVE for n in sizes)
         and work <= FEW
     )
 
