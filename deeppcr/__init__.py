@@ -13,7 +13,6 @@ from deeppcr.jacobi import TriangularSolution, triangular
 from deeppcr.linear import (
     BlockDiagonals,
     Blocks,
-    Chunked,
     CyclicReduction,
     Diagonals,
     Matrices,
@@ -46,7 +45,6 @@ __all__ = [
     "BlockDiagonals",
     "Blocks",
     "Chain",
-    "Chunked",
     "Clipped",
     "Coarse",
     "CyclicReduction",

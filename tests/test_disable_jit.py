@@ -92,7 +92,11 @@ CASES = {  # a program, by ours, by the sequential one
     ),
     "triangular": (of_map, lambda f, y: deeppcr.triangular(f, y).value, entries),
     "solve_bidiagonal": (of_blocks, bidiagonal, recurrence),
-    "solve_bidiagonal, chunked": (of_blocks, partial(bidiagonal, solver="chunked"), recurrence),
+    "solve_bidiagonal, prefix scan": (
+        of_blocks,
+        partial(bidiagonal, solver="prefix_scan"),
+        recurrence,
+    ),
     "RNN": (of_cell, deeppcr.nn.RNN, nnx.RNN),
 }
 

@@ -89,7 +89,7 @@ def inputs(at_7):
 
 
 @pytest.mark.parametrize(
-    ("name", "linear"), list(zip(STEPS, ["pcr", "chunked", "sequential"], strict=True))
+    ("name", "linear"), list(zip(STEPS, ["pcr", "prefix_scan", "sequential"], strict=True))
 )
 def test_non_finite_states_are_those_of_the_sequential_program(name, linear):
     chain, z0 = deeppcr.Chain(STEPS[name], inputs([5.0, 6.0, 7.0])), np.array([0.5, 0.6, 0.7])

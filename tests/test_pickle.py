@@ -33,7 +33,9 @@ METHODS = [
     deeppcr.Sequential(unroll=4),
     Newton(),
     Newton(
-        linearize=deeppcr.BlockDiagonal(3), linear=deeppcr.Chunked(4), damping=deeppcr.TrustRegion()
+        linearize=deeppcr.BlockDiagonal(3),
+        linear=deeppcr.PrefixScan(),
+        damping=deeppcr.TrustRegion(),
     ),
     Newton(acceleration=deeppcr.Anderson(), initial_guess=deeppcr.Coarse(3, step=step)),
     deeppcr.Adjoint(linear="pcr"),

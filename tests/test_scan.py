@@ -17,7 +17,6 @@ METHODS = {
     "pcr": "pcr",
     "newton by cyclic reduction": deeppcr.Newton(linear="cyclic_reduction"),
     "newton by prefix scan": deeppcr.Newton(linear="prefix_scan"),
-    "newton by chunks": deeppcr.Newton(linear=deeppcr.Chunked(4)),
     "sequential": "sequential",
     "unrolled": deeppcr.Sequential(unroll=4),
 }
@@ -26,7 +25,6 @@ ADJOINTS = {
     "pcr": "pcr",
     "cyclic reduction": "cyclic_reduction",
     "prefix scan": "prefix_scan",
-    "chunks": "chunked",
     "recurrence": deeppcr.Recurrence(),
     "auto": "auto",
     "autodiff": "autodiff",

@@ -39,7 +39,6 @@ A new solver is a `LinearSolver` and one line in `named.SOLVERS`; a new kind of 
 
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices, Scalars, Zeros
-from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.groups import BlockDiagonals
 from deeppcr.linear.judged import Leaving, System, solve_judged, usual_sizes
 from deeppcr.linear.named import (
@@ -61,7 +60,6 @@ __all__ = [
     "Auto",
     "BlockDiagonals",
     "Blocks",
-    "Chunked",
     "CyclicReduction",
     "Diagonals",
     "Leaving",

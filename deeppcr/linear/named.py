@@ -8,7 +8,6 @@ from jax import Array
 
 from deeppcr.checks import check_name
 from deeppcr.linear.blocks import Blocks
-from deeppcr.linear.chunked import Chunked
 from deeppcr.linear.reduction import CyclicReduction, ParallelCyclicReduction, PrefixScan
 from deeppcr.linear.solver import LinearSolver, Recurrence
 from deeppcr.lower import target
@@ -44,7 +43,6 @@ SOLVERS: dict[str, LinearSolver] = {
     "pcr": ParallelCyclicReduction(),
     "cyclic_reduction": CyclicReduction(),
     "prefix_scan": PrefixScan(),
-    "chunked": Chunked(),
 }
 
 

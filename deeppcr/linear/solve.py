@@ -52,7 +52,7 @@ def solve_bidiagonal(
         b: ``[L, *batch, w]``, of the dtype of ``A``, with the same batch axes.
         initial: $y_0$, ``[*batch, w]``, of the same dtype; None for zero.
         solver: a solver, or its name: "auto" (chosen by shape and platform), "sequential", "pcr",
-            "cyclic_reduction", "prefix_scan", "chunked".
+            "cyclic_reduction", "prefix_scan".
         reverse: solve $y_l = A_l y_{l+1} + b_l$ with $y_{L+1}$ = ``initial`` instead.
         semiring: "real", "log" or "max". The last two take full and diagonal blocks of real
             numbers, and the solvers "auto", "sequential" and "prefix_scan".

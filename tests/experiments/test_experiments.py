@@ -324,7 +324,7 @@ def test_only_what_is_right_is_compared() -> None:
         labels | {"program": "lax.scan", "baseline": True, "ms": 4.0, "speedup": 0.5},
         labels | {"program": "sequential", "baseline": True, "ms": 2.0, "speedup": 1.0},
         labels | {"program": "pcr", "baseline": False, "ms": 1.0, "speedup": 2.0},
-        labels | {"program": "chunked", "baseline": False, "ms": 0.5, "note": "wrong"},
+        labels | {"program": "prefix_scan", "baseline": False, "ms": 0.5, "note": "wrong"},
         labels | {"program": "associative_scan", "baseline": False, "ms": 3.0, "speedup": 2 / 3},
     ]
     found = recurrence.compared(rows, "sequential")

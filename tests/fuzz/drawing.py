@@ -23,7 +23,6 @@ METHODS = [
             'linear="cyclic_reduction"',
             'linear="prefix_scan"',
             'linear="sequential"',
-            'linear="chunked"',
             'linearize="dense"',
             'linearize="diagonal"',
             'linearize="zero"',
@@ -48,7 +47,7 @@ METHODS = [
 ]
 ADJOINTS = [
     *('"auto"', '"backprop"', '"sequential"', '"autodiff"'),
-    *('"pcr"', '"cyclic_reduction"', '"prefix_scan"', '"chunked"'),
+    *('"pcr"', '"cyclic_reduction"', '"prefix_scan"'),
     "deeppcr.Recurrence()",
     'deeppcr.Adjoint(linearize="diagonal")',
     'deeppcr.Adjoint(linearize="zero")',

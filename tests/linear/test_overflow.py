@@ -11,7 +11,6 @@ from jax import lax
 import deeppcr
 from deeppcr import Adjoint
 from deeppcr.linear import (
-    Chunked,
     CyclicReduction,
     Diagonals,
     Matrices,
@@ -25,7 +24,7 @@ from deeppcr.lower.variants import compiled_for
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem
 from tests.problems import assert_agree, on_a_cpu, pairs
 
-PARALLEL = [ParallelCyclicReduction(), CyclicReduction(), PrefixScan(), Chunked(4)]
+PARALLEL = [ParallelCyclicReduction(), CyclicReduction(), PrefixScan()]
 LENGTH, BATCH = 13, 2  # as in test_solvers.py
 close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
 solvers = pytest.mark.parametrize("solver", PARALLEL, ids=repr)

@@ -54,7 +54,7 @@ def values_and_gradients(solution, kind):
     ("name", "kind", "reverse"),
     [
         ("sequential", "matrices", False),
-        ("chunked", "matrices", True),
+        ("prefix_scan", "matrices", True),
         *(("pcr", *other) for other in OTHERS),
     ],
 )
@@ -95,7 +95,7 @@ def curvature(solution, kind):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("pcr", "ragged"), ("chunked", "matrices")],
+    [("pcr", "ragged"), ("prefix_scan", "matrices")],
 )
 def test_second_derivatives(name, kind):
     ours = curvature(lambda A, b: solve_bidiagonal(A, b, solver=name), kind)
@@ -104,7 +104,8 @@ def test_second_derivatives(name, kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("pcr", "matrices"), ("cyclic_reduction", "ragged"), ("chunked", "scalars")]
+    ("name", "kind"),
+    [("pcr", "matrices"), ("cyclic_reduction", "ragged"), ("prefix_scan", "scalars")],
 )
 def test_vmap_of_every_layout(name, kind):
     problems = [problem(kind, 3, (), KINDS[kind], seed) for seed in range(3)]
@@ -118,7 +119,7 @@ def matrices(length, batch, width):
     return blocks.matrix, b
 
 
-@pytest.mark.parametrize("name", ["cyclic_reduction", "prefix_scan", "chunked"])
+@pytest.mark.parametrize("name", ["cyclic_reduction", "prefix_scan"])
 def test_the_adjoint_needs_little_memory(name):
     A, b = matrices(64, (), 16)
 

@@ -12,7 +12,6 @@ import pytest
 
 from deeppcr.linear import (
     BlockDiagonals,
-    Chunked,
     CyclicReduction,
     Matrices,
     ParallelCyclicReduction,
@@ -21,7 +20,6 @@ from deeppcr.linear import (
     Scalars,
     choose_solver,
 )
-from deeppcr.linear.chunked import default_chunks
 from depth.platforms import compiled_for
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem
 from tests.problems import pairs, rounding
@@ -31,8 +29,6 @@ SOLVERS = [
     ParallelCyclicReduction(),
     CyclicReduction(),
     PrefixScan(),
-    Chunked(),
-    Chunked(5, across=CyclicReduction()),
 ]
 solvers = pytest.mark.parametrize("solver", SOLVERS, ids=repr)
 both_directions = pytest.mark.parametrize("reverse", [False, True])
@@ -92,11 +88,11 @@ def test_short_chains(solver, kind):
     [
         *((solver, 16, 3, reverse) for solver in SOLVERS for reverse in (False, True)),
         *((solver, 6, 9, False) for solver in SOLVERS),
-        (Chunked(), 37, 3, True),
+        (CyclicReduction(), 37, 3, True),
     ],
     ids=str,
 )
-def test_a_power_of_two_wide_blocks_and_a_shorter_last_chunk(solver, length, width, reverse):
+def test_a_power_of_two_wide_blocks_and_an_odd_length(solver, length, width, reverse):
     blocks, b = problem("matrices", length, (), width)
     close(solve(solver, blocks, b, reverse), loop(blocks, b, reverse))
 
@@ -104,8 +100,8 @@ def test_a_power_of_two_wide_blocks_and_a_shorter_last_chunk(solver, length, wid
 @pytest.mark.parametrize(
     ("solver", "kind", "dtype", "tolerance"),
     [
-        (Chunked(), "matrices", jnp.float32, rounding(jnp.float32, 16)),
-        *((solver, "matrices", jnp.complex128, 1e-10) for solver in SOLVERS[1:6:4]),
+        (CyclicReduction(), "matrices", jnp.float32, rounding(jnp.float32, 16)),
+        *((solver, "matrices", jnp.complex128, 1e-10) for solver in SOLVERS[1:3]),
         # In float32, and rounded once.
         *(
             (solver, kind, jnp.bfloat16, rounding(jnp.bfloat16, 1))
@@ -181,23 +177,22 @@ def wide_blocks(count, size):
 
 
 @pytest.mark.parametrize(
-    ("blocks", "solver", "chunks"),
+    ("blocks", "solver"),
     [
-        pytest.param(problem("matrices", 64, (), 4)[0], ParallelCyclicReduction(), 16, id="small"),
-        pytest.param(problem("matrices", 64, (), 32)[0], ParallelCyclicReduction(), 4, id="short"),
-        pytest.param(problem("matrices", 64, (), 128)[0], CyclicReduction(), 4, id="wide"),
-        pytest.param(problem("diagonals", 64, (), 32)[0], ParallelCyclicReduction(), 16, id="diag"),
-        pytest.param(Scalars(jnp.ones(64), (), 32), ParallelCyclicReduction(), 16, id="scalar"),
-        pytest.param(Scalars(jnp.ones(64), (8,), 8192), CyclicReduction(), 16, id="large"),
-        pytest.param(wide_blocks(16, 2), ParallelCyclicReduction(), 16, id="many small"),
-        pytest.param(wide_blocks(2, 16), ParallelCyclicReduction(), 32, id="few"),
-        pytest.param(wide_blocks(2, 128), CyclicReduction(), 4, id="few wide"),
+        pytest.param(problem("matrices", 64, (), 4)[0], ParallelCyclicReduction(), id="small"),
+        pytest.param(problem("matrices", 64, (), 32)[0], ParallelCyclicReduction(), id="short"),
+        pytest.param(problem("matrices", 64, (), 128)[0], CyclicReduction(), id="wide"),
+        pytest.param(problem("diagonals", 64, (), 32)[0], ParallelCyclicReduction(), id="diag"),
+        pytest.param(Scalars(jnp.ones(64), (), 32), ParallelCyclicReduction(), id="scalar"),
+        pytest.param(Scalars(jnp.ones(64), (8,), 8192), CyclicReduction(), id="large"),
+        pytest.param(wide_blocks(16, 2), ParallelCyclicReduction(), id="many small"),
+        pytest.param(wide_blocks(2, 16), ParallelCyclicReduction(), id="few"),
+        pytest.param(wide_blocks(2, 128), CyclicReduction(), id="few wide"),
     ],
 )
-def test_what_is_chosen_depends_on_how_many_products_a_round_takes(blocks, solver, chunks):
+def test_what_is_chosen_depends_on_how_many_products_a_round_takes(blocks, solver):
     with compiled_for("cpu"):
         assert choose_solver(blocks) == Recurrence()
     with compiled_for("cuda"):
         assert choose_solver(blocks) == solver
         assert choose_solver(jax.tree.map(lambda leaf: leaf[:4], blocks)) == Recurrence()
-    assert default_chunks(blocks) == chunks

@@ -19,7 +19,7 @@ def nans(z0, xs):
 
 
 OPTIONS = {
-    "chunks, guess of nan": {"linear": deeppcr.Chunked(3), "initial_guess": nans},
+    "prefix scan, guess of nan": {"linear": "prefix_scan", "initial_guess": nans},
     "coarse guess": {"linearize": Diagonal(), "initial_guess": Coarse(every=3)},
     "diagonal": {"linearize": "diagonal", "record": True},
     "trust region": {"damping": TrustRegion()},

@@ -74,7 +74,7 @@ CASES = {
     ),
     "diagonal, from a function, backwards": (
         {
-            "method": Newton("diagonal", "chunked", initial_guess=lambda z, xs: xs["x"]),
+            "method": Newton("diagonal", "prefix_scan", initial_guess=lambda z, xs: xs["x"]),
             "reverse": True,
         },
         *(mesh(), ALONG, L),

@@ -30,7 +30,7 @@ SOLVERS = [
     SHARDED,
     Sharded(ALL, "chain", "pcr"),
     Sharded(ALL, "chain", "cyclic_reduction"),
-    Sharded(ALL, "chain", deeppcr.Chunked(3)),
+    Sharded(ALL, "chain", "prefix_scan"),
     Sharded(GRID, ("chain", "data")),
     Sharded(mesh(chain=3), "chain"),
     Sharded(mesh(chain=1), "chain"),
@@ -42,7 +42,7 @@ CASES = pairs(KINDS, [(2,), ()], [False, True, True], SOLVERS)
     ("kind", "batch", "reverse", "solver", "length"),
     [
         *((*case, length) for case, length in zip(CASES, LENGTHS, strict=False)),
-        ("matrices", (), True, Sharded(ALL, "chain", deeppcr.Chunked(3)), 40),
+        ("matrices", (), True, Sharded(ALL, "chain", "prefix_scan"), 40),
         ("matrices", (), True, SOLVERS[-2], 13),
     ],
     ids=str,
