@@ -25,7 +25,6 @@ from deeppcr.linear import (
     solve_bidiagonal,
 )
 from deeppcr.linearize import BlockDiagonal, Clipped, Diagonal, Linearization, Scalar, Surrogate
-from deeppcr.lower import compiler_options
 from deeppcr.newton import Coarse, Newton
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.damping import TrustRegion
@@ -73,7 +72,6 @@ __all__ = [
     "TriangularSolution",
     "TrustRegion",
     "Zeros",
-    "compiler_options",
     "delay",
     "diffusion",
     "forward",

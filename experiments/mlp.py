@@ -25,7 +25,7 @@ from experiments.bench import command
 from experiments.bench.columns import BENCH, BEST
 from experiments.bench.engine import Case, Variant, bench
 from experiments.bench.plots import Figures, loops, speedup_maps, styled
-from experiments.bench.programs import BEST_LOOP, Scan, baselines, captured, fused, solver
+from experiments.bench.programs import Scan, baselines, fused, solver
 from experiments.bench.summary import best, is_benchmark
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
@@ -136,7 +136,7 @@ def case(size: Size, direction: str) -> Case:
     return Case(
         labels | {"direction": direction},
         arguments=arguments,
-        baselines=loops | captured(loops, BEST_LOOP) | fused(make, arguments[0], batch_ndim=1),
+        baselines=loops | fused(make, arguments[0], batch_ndim=1),
         variants=variants,
     )
 

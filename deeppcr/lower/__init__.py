@@ -16,7 +16,6 @@ once are `each`. How they run is decided when jax lowers them, by the platform t
 from deeppcr.lower import cpu, gpu  # registers them
 from deeppcr.lower.at_once import each
 from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_in_cache
-from deeppcr.lower.compiler import compiler_options
 from deeppcr.lower.cpu.factors_first import bounded
 from deeppcr.lower.cpu.one_function import is_left_to_xla
 from deeppcr.lower.cpu.patches import as_products, own_filters
@@ -54,7 +53,6 @@ __all__ = [
     "bounded",
     "by_platform",
     "compiled_for",
-    "compiler_options",
     "cpu",
     "differing",
     "each",

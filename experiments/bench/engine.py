@@ -63,7 +63,6 @@ class Variant:
             tuple of arguments.
         comparable: maps the result to a form that all variants share.
         statistics: further cells of its row, from the result.
-        options: of the compiler; see `experiments.bench.programs.captured`.
         is_jax: whether it is a program of jax; others, of torch, are called as they are.
     """
 
@@ -73,7 +72,6 @@ class Variant:
     solve: Callable[..., Any] | None = None
     comparable: Callable[[Any], Any] = lambda result: result
     statistics: Callable[[Any], Row] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
     is_jax: bool = True
 
 
@@ -318,7 +316,7 @@ def _compile(
     if anew:  # as a function that jax has not traced yet
         jax.clear_caches()
         run = lambda *arguments: one.variant.run(*arguments)  # noqa: E731
-    one.build = built = build(run, *one.arguments[0], options=one.variant.options)
+    one.build = built = build(run, *one.arguments[0])
     if is_timed:
         for name, seconds in (("trace s", built.lower), ("compile s", built.compile)):
             one.row[name] = min(one.row.get(name, math.inf), seconds)

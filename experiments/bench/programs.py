@@ -5,8 +5,8 @@ XLA compiles `jax.lax.scan` to a loop that pays for every trip, on a GPU some mi
 at the price of a program as long as the chain.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -22,7 +22,6 @@ from experiments.bench.engine import Variant
 SCAN = "lax.scan"
 BACKPROP = "backprop"  # the adjoint that is backpropagation
 UNROLLS = (4, 16)
-BEST_LOOP = f"{SCAN}, unroll {UNROLLS[-1]}"  # on a GPU
 LONGEST = 256  # steps of a Python loop: the time to compile it grows faster than its length
 
 T = TypeVar("T")
@@ -55,26 +54,6 @@ def baselines(program: Callable[[Scan], T], length: int, longest: int = LONGEST)
     if length <= longest:
         scans["unrolled"] = unrolled
     return {name: program(scan) for name, scan in scans.items()}
-
-
-def captured(programs: Mapping[str, Any], *names: str) -> dict[str, Variant]:
-    """These of the programs with loops in CUDA graphs, on an NVIDIA GPU: "newton, captured".
-
-    Args:
-        programs: functions of arrays or variants, by name.
-        names: of those to capture; none for all.
-
-    Returns:
-        Variants by name; nothing on other platforms.
-    """
-    options = deeppcr.compiler_options()
-    chosen = {name: programs[name] for name in names or programs if options and name in programs}
-    return {
-        f"{name}, captured": replace(
-            given if isinstance(given, Variant) else Variant(given), options=options
-        )
-        for name, given in chosen.items()
-    }
 
 
 def fused(program: Callable[[Scan], T], arguments: Any, batch_ndim: int = 0) -> dict[str, T]:

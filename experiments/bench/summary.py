@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.bench.table import Row
 
-CAPTURED = ", captured"  # what the name of a program ends with that a GPU runs as one graph
+CAPTURED = ", captured"  # what the names of programs in CUDA graphs end with, in stored results
 SPEEDUPS = ("depth speedup", "predicted speedup", "speedup", "over lax.scan")
 
 

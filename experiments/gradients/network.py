@@ -15,7 +15,7 @@ import depth
 from deeppcr import Adjoint, Newton, Recurrence
 from experiments.bench import programs
 from experiments.bench.engine import Case, Variant, bench
-from experiments.bench.programs import BACKPROP, Scan, Setting, captured
+from experiments.bench.programs import BACKPROP, Scan, Setting
 from experiments.bench.table import Row
 from experiments.bench.timing import Effort
 from experiments.models import cells
@@ -140,9 +140,7 @@ class Size:
         return Case(
             labels | {"batch": self.batch, "direction": direction},
             arguments=arguments,
-            baselines=loops
-            | captured(loops, programs.BEST_LOOP)
-            | programs.fused(make, arguments[0], batch_ndim=1),
+            baselines=loops | programs.fused(make, arguments[0], batch_ndim=1),
             variants=variants,
         )
 
