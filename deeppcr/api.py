@@ -86,8 +86,7 @@ def scan(
         adjoint: how derivatives are computed, whatever the method: "auto"; "backprop", step by
             step; a linear solver, by object or by name ("sequential", "pcr", ...), with the
             Jacobians of all steps; an `Adjoint` object; or "autodiff", by jax through
-            `jax.lax.scan`. A step that calls a `jax.custom_vjp` takes "autodiff", unless
-            ``Adjoint(linear_vjp=True)`` asserts that its rule is linear in its cotangents.
+            `jax.lax.scan`. A step that calls a `jax.custom_vjp` takes "autodiff".
         batch_ndim: the number of leading axes of every leaf of the carry that are batch axes. A
             Jacobian block is then ``w x w`` for each of the B batch elements, instead of
             ``(B w) x (B w)``. ``f`` takes and returns the whole batch. If batch elements interact,

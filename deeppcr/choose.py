@@ -389,7 +389,7 @@ def left_to_jax(chain: TracedChain) -> str:
     if step.has_custom_vjp:
         return (
             "derivatives are jax's: the step calls a jax.custom_vjp, whose rule need not be linear "
-            "in its cotangents; Adjoint(linear_vjp=True) says that it is"
+            "in its cotangents"
         )
     if not step.varies_like_state:
         return "derivatives are jax's: what a step reads varies over more devices than the state"

@@ -85,8 +85,6 @@ class Adjoint:
             memory grows with the square root of L, for one more forward pass. Segments are solved
             one after another, by any method. Without another option, their derivative is that of
             "auto". None: all states are kept. Not for chains on several devices.
-        linear_vjp: True asserts that the rule of every `jax.custom_vjp` in the step is linear in
-            its cotangents (clipped gradients are not). Without it such a step takes "autodiff".
 
     Raises:
         TypeError: an option has a wrong type.
@@ -109,7 +107,6 @@ class Adjoint:
     max_iterations: int = BUDGET
     memory: int | None = None
     checkpoint: int | None = None
-    linear_vjp: bool = False
 
     def __post_init__(self) -> None:
         find_linearization(self.linearize)

@@ -33,7 +33,6 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.adjoint.backpropagation import Backpropagation
-from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.adjoint.in_order import InOrder, is_in_order
 from deeppcr.adjoint.jacobian import Adjoint
 from deeppcr.adjoint.moves import Moves, Tangents, parts
@@ -82,9 +81,8 @@ class AdjointSolver(Protocol):
 class Autodiff:
     """Derivatives by jax through the sequential program, which runs again for them.
 
-    Required for steps with a `jax.custom_vjp`, unless the user asserts that its rule is linear
-    (gradient clipping, the example in jax's documentation, is not), because such a rule must be
-    applied as in the sequential program.
+    Required for steps with a `jax.custom_vjp`: its rule need not be linear (gradient clipping, the
+    example in jax's documentation, is not), so it must be applied as in the sequential program.
 
     Attributes:
         with_states: whether the states are those of this run, so that there is no other. Nonlinear
@@ -139,7 +137,7 @@ def resolve_adjoint(
 
     ``loops``: whether the states are those of a loop, which can keep more than these.
     """
-    has_rule = chain.step.has_custom_vjp and not getattr(adjoint, "linear_vjp", False)
+    has_rule = chain.step.has_custom_vjp
     if isinstance(adjoint, Autodiff) and not has_rule and isinstance(chain.axis, ChainSharding):
         adjoint = Backpropagation()  # the same, shard after shard
     is_uneven = not chain.step.varies_like_state
@@ -191,14 +189,13 @@ def _push(
     """See `pushes`."""
     if isinstance(adjoint, Autodiff):
         return adjoint.push(partial(solve, chain), chain, moves, tangents)
-    step, own = differentiated(chain.step)
+    step = chain.step
     reached = moves.results(step)[: step.states]
     loops = adjoint if isinstance(adjoint, Backpropagation) and is_in_order(chain) else None
     values = None
-    if loops and loops.keeps and any(reached) and step is own is chain.step:
+    if loops and loops.keeps and any(reached):
         values = keeping(chain)
-    run = solve(dataclasses.replace(chain, step=values.forward if values else own))
-    chain = dataclasses.replace(chain, step=step)
+    run = solve(dataclasses.replace(chain, step=values.forward) if values else chain)
     if values:
         chain, run = values.split(chain, run)
         moves = moves.of_part([True] * step.states, len(chain.step.kept))

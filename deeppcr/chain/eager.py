@@ -66,11 +66,11 @@ def _key(static: Any, reasons: list[str]) -> Any:
         return tuple(_key(each, reasons) for each in static)
     if not isinstance(static, Step):
         return static
-    program, reason = signature((static.jaxpr, static.program))
+    program, reason = signature(static.jaxpr)
     reasons += [reason] if reason else []
-    others = _key((static.derivative, static.example), reasons)
+    example = _key(static.example, reasons)
     trees = static.state_tree, static.input_tree, static.output_tree
-    return program, others, static.states, static.inputs, trees, static.weak
+    return program, example, static.states, static.inputs, trees, static.weak
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,7 @@ def differing(step: Step, size: int, axes: Axes, name: Any = None) -> list[bool]
     mapped axis, which has this ``name``. ``axes``: those of the examples in the initial state, the
     inputs, the captured arrays, and more.
     """
-    variables = [*step.looped.invars, *step.looped.constvars]
+    variables = [*step.jaxpr.invars, *step.jaxpr.constvars]
     shapes = [
         abstract(x.aval, x.aval.shape if axis is None else (size, *x.aval.shape))
         for x, axis in zip(variables, axes, strict=False)

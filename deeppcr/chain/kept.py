@@ -80,7 +80,7 @@ class Kept(NamedTuple):
 def keeping(chain: TracedChain) -> Kept | None:
     """The step with what its derivative keeps; None if that is nothing. Found once for a step."""
     step = chain.step
-    if step.program is not None or step.not_differentiable or step.forwards_only:
+    if step.not_differentiable or step.forwards_only:
         return None
     if step not in _FOUND:
         with on_no_mesh():

@@ -165,7 +165,7 @@ def _part_of(
     """See `part`; made once for a step, since what is known of a step is stored by step."""
     parts, key = _PARTS.setdefault(step, {}), (kept, outputs, others)
     if key not in parts:
-        program, derivative, example = step.program, step.derivative, step.example
+        example = step.example
         # That of a loop which keeps values has not these outputs; it tells of examples alone.
         is_alike = example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars)
         found = dataclasses.replace(
@@ -175,8 +175,6 @@ def _part_of(
             state_tree=jax.tree.structure([0] * sum(kept)),
             output_tree=jax.tree.structure([0] * sum(outputs)),
             weak=tuple(partition(step.weak, [*kept, *outputs])),
-            program=program and _cut(program, step, *key),
-            derivative=derivative and _part_of(derivative, *key),
             example=_part_of(example, *key) if example and is_alike else example,
         )
         computed = {y for each in found.jaxpr.eqns for y in each.outvars}

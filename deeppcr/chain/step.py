@@ -89,9 +89,6 @@ class Step:
             steps have none.
         weak: whether the user's function returns weakly typed leaves, of the state and of the
             outputs. In the jaxpr only outputs may be weakly typed.
-        program: a program that is evaluated instead of ``jaxpr``, for its values and its
-            derivatives; None for ``jaxpr``.
-        derivative: the step whose derivatives are those of this one; None for itself.
         has_custom_vjp: whether it calls a `jax.custom_vjp`, which has reverse mode only. Its rule
             need not even be linear in its cotangents (clipped gradients).
         example: the step of one example, if this one is its `jax.vmap`: see `examples.py`.
@@ -106,8 +103,6 @@ class Step:
     output_tree: Any
     effects: tuple[str, ...] = ()
     weak: tuple[bool, ...] = ()
-    program: Program | None = None
-    derivative: "Step | None" = None
     example: "Step | None" = None
     kept: tuple[tuple[Any, Any], ...] = ()
     has_custom_vjp: bool = dataclasses.field(init=False)
@@ -122,37 +117,23 @@ class Step:
         order = Order.of(program, known, program.outvars[: self.states])
         object.__setattr__(self, "_variables", [*program.invars, *program.constvars])
         object.__setattr__(self, "_order", order)
-        live = Order(needed(self.looped, known, program.outvars), set(), {})
+        live = Order(needed(self.jaxpr, known, program.outvars), set(), {})
         object.__setattr__(self, "_in_loop", live)
         object.__setattr__(self, "_own_filters", own_filters(program, program.constvars))
         object.__setattr__(self, "has_custom_vjp", has_custom_vjp(self.jaxpr))
 
-    @property
-    def looped(self) -> Program:
-        """The program of the sequential loop."""
-        return self.jaxpr if self.program is None else self.program
-
     @cached_property
     def evaluated(self) -> Program:
-        """The same with products in full precision, for everything else: see `in_full_precision`.
+        """``jaxpr`` with products in full precision, which all but the loop evaluates.
 
-        It has the same variables.
+        It has the same variables: see `in_full_precision`.
         """
-        return in_full_precision(self.looped)
+        return in_full_precision(self.jaxpr)
 
     def converted(self, convert: Callable[[Program], Program]) -> "Step":
         """The step of converted programs, which have the same variables."""
-        program = None if self.program is None else convert(self.program)
-        derivative, example = (
-            each and each.converted(convert) for each in (self.derivative, self.example)
-        )
-        return dataclasses.replace(
-            self,
-            jaxpr=convert(self.jaxpr),
-            program=program,
-            derivative=derivative,
-            example=example,
-        )
+        example = self.example and self.example.converted(convert)
+        return dataclasses.replace(self, jaxpr=convert(self.jaxpr), example=example)
 
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
         return dict(zip(self._variables, [*state, *inputs, *captured], strict=True))
@@ -266,7 +247,7 @@ class Step:
         self, state: Leaves, inputs: Leaves, captured: Leaves
     ) -> tuple[Leaves, Leaves]:
         """The next state and the outputs, by the user's own program: for the sequential loop."""
-        known, program = self._known(state, inputs, captured), self.looped
+        known, program = self._known(state, inputs, captured), self.jaxpr
         values = evaluate(program, known, program.outvars, order=self._in_loop)
         return values[: self.states], values[self.states :]
 

@@ -216,7 +216,7 @@ class Newton:
             solver=solver_on(chain.axis, find_solver(self.linear)),
             criterion=Criterion(
                 *(self.rtol, float(atol), eps, working, quadratic, rounding),
-                own_rounding=own_rounding(widened.step.looped),
+                own_rounding=own_rounding(widened.step.jaxpr),
             ),
             budget=min(self.max_iterations or usual, most),
             expected=expected_iterations(

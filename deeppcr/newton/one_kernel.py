@@ -78,6 +78,6 @@ def _kernel_of(solver: Any, chain: TracedChain) -> FusedSolve:
         raise CannotFuse("the chain is sharded over a mesh")
     fused = FusedStep.of_states(step.evaluated, step.states, step.inputs, chain.layout.batch_shape)
     kernel = FusedSolve.of(fused, SolvedBelow(solver.budget), chain.length)
-    if not solver.criterion.quadratic or step.derivative is not None:
+    if not solver.criterion.quadratic:
         raise CannotFuse("the step has a derivative of its own, by jax.custom_jvp or custom_vjp")
     return kernel

@@ -20,7 +20,6 @@ from jax.interpreters import ad, batching
 from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint import pushes
-from deeppcr.adjoint.custom_vjp import differentiated
 from deeppcr.arrays.avals import like, varying_axes
 from deeppcr.arrays.partition import partition
 from deeppcr.axis import LOCAL
@@ -90,13 +89,6 @@ class _Structures(Signed, HoldsProgram):
     def converted(self, convert: Callable[[Program], Program]) -> Self:
         """See `HoldsProgram`."""
         return dataclasses.replace(self, problem=converted_structure(self.problem, convert))
-
-    def by_forward_rules(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """The solution, of the step that `differentiated` returns for second derivatives."""
-        problem: Problem = jax.tree.unflatten(self.problem, operands)
-        step = differentiated(problem.chain.step)[1]
-        chain = dataclasses.replace(problem.chain, step=step)
-        return bind_problem(dataclasses.replace(problem, chain=chain))[0]()
 
     @property
     def signature(self) -> Any | None:

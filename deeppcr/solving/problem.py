@@ -139,11 +139,8 @@ class Problem:
     def can_be_mapped(self, size: Any, axes: Axes) -> bool:
         """Whether ``size`` examples on these axes of the leaves can form one problem.
 
-        The adjoint's blocks must be those of all examples at once, and the step the user's own.
+        The adjoint's blocks must be those of all examples at once.
         """
-        step = self.chain.step
-        if step.program is not None or step.derivative is not None:
-            return False
         if not isinstance(size, int) or not size:
             return False
         own, used = self.arrays.get("linearize"), self.arrays.get("linearize_adjoint")

@@ -1,4 +1,4 @@
-"""Steps that call a `jax.custom_vjp`, which is linear if the user says so."""
+"""Steps that call a `jax.custom_vjp`: their derivatives are jax's, also of second order."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr.adjoint import Autodiff, JacobianAdjoint, resolve_adjoint
+from deeppcr.adjoint import Autodiff, resolve_adjoint
 from deeppcr.chain.chain import trace_chain
 from tests.problems import assert_agree, normal
 
@@ -77,9 +77,6 @@ def calls_itself(w, z, x):
     return sine_kept(w @ z + x)
 
 
-LINEAR = {"adjoint": deeppcr.Adjoint(linear="sequential", linear_vjp=True)}
-
-
 def chain_of(function):
     def step(z, x):
         z = function(WEIGHT, z, x)
@@ -125,24 +122,13 @@ def gradients_of_gradients(scan, function):
     ],
 )
 def test_derivatives(transformation, function):
-    scans = partial(deeppcr.scan, **LINEAR), jax.lax.scan
+    scans = partial(deeppcr.scan, adjoint="sequential"), jax.lax.scan
     assert_agree(*jax.jit(lambda: [transformation(scan, function) for scan in scans])())
 
 
-def test_forward_mode_by_the_rule():
-    """Which jax refuses: here the rule is the derivative."""
-    same = partial(loss, jax.lax.scan, lambda w, z, x: jnp.tanh(w @ z + x))
-    ours = partial(
-        loss, partial(deeppcr.scan, **LINEAR), lambda w, z, x: jnp.tanh(known(w @ z) + x)
-    )
-    a = WEIGHT, Z0, XS
-    assert_agree(*jax.jit(lambda *a: (jax.jvp(ours, a, a), jax.jvp(same, a, a)))(*a))
-
-
 @pytest.mark.parametrize("rule", [known, clipped])
-def test_a_rule_is_left_to_jax_unless_the_user_knows_that_it_is_linear(rule):
+def test_a_rule_is_left_to_jax(rule):
     chain = chain_of(lambda w, z, x: jnp.tanh(rule(w @ z) + x))
     assert isinstance(resolve_adjoint(deeppcr.Adjoint(), None, chain, False), Autodiff)
-    assert isinstance(resolve_adjoint(LINEAR["adjoint"], None, chain, False), JacobianAdjoint)
     plan = deeppcr.plan(deeppcr.Chain(lambda z, x: jnp.tanh(rule(z) + x), XS), Z0)
     assert "the step calls a jax.custom_vjp" in str(plan)
