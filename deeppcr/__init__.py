@@ -28,7 +28,6 @@ from deeppcr.linearize import BlockDiagonal, Clipped, Diagonal, Linearization, S
 from deeppcr.newton import Coarse, Newton
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.damping import TrustRegion
-from deeppcr.optim import Packed, Packing, pack
 from deeppcr.planning import Plan, plan, tune
 from deeppcr.recipes import delay, masked, resetting
 from deeppcr.sequential import Sequential
@@ -53,8 +52,6 @@ __all__ = [
     "Matrices",
     "Newton",
     "NotConverged",
-    "Packed",
-    "Packing",
     "ParallelCyclicReduction",
     "Plan",
     "PrefixScan",
@@ -77,7 +74,6 @@ __all__ = [
     "forward",
     "layers",
     "masked",
-    "pack",
     "plan",
     "resetting",
     "scan",

@@ -45,7 +45,6 @@ MADE = {
     "plan for another device": lambda: deeppcr.plan(Chain(step, XS), jnp.zeros(3), device="H200"),
     "solution": lambda: deeppcr.solve(Chain(step, XS), jnp.zeros(3), method=Newton(record=True)),
     "layers found": lambda: deeppcr.layers.describe(LAYERS, jnp.ones(3)),
-    "packing": lambda: deeppcr.Packing.of({"w": XS}),
     "schedule": lambda: deeppcr.diffusion.Schedule("DDIMScheduler", (("num_train_timesteps", 10),)),
     "methods": lambda: METHODS,
 }

@@ -132,7 +132,7 @@ def training_loop(network: Network, optimizer: Any) -> Callable[[Any, Array], An
 
 
 def training(count: int, steps: int) -> Case:
-    """A whole training loop of listed and of stacked modules, with plain and with packed Adam."""
+    """A whole training loop of listed and of stacked modules, and Adam on a flat array."""
     import optax
 
     adam = optax.adam(1e-3)
@@ -152,10 +152,8 @@ def training(count: int, steps: int) -> Case:
         f"{SCAN}, adam": loop("arrays", by_scan, adam),
         "list, adam": loop("list", by_hand, adam),
     }
-    packed = deeppcr.pack(adam)
     others = {
-        "list, packed adam": loop("list", by_hand, packed),
+        "list, flat adam": loop("list", by_hand, optax.flatten(adam)),
         "stack, adam": loop("stack", deeppcr.forward, adam),
-        "stack, packed adam": loop("stack", deeppcr.forward, packed),
     }
     return Case({"part": "training", "modules": count, "steps": steps}, [], loops, others)

@@ -5,7 +5,8 @@ programs  gradients of loops whose steps have many equations, or few, and of jax
 layers    the gradient of a loss through L equal flax modules, in a list or stacked: a Python loop
           (up to 64 layers: of 1024 it takes minutes), a scan, deeppcr
 training  a jitted `jax.lax.scan` of 200 Adam steps on 16 equal residual modules of 12 small arrays:
-          a list of modules, stacked modules, packed ones. Parameters and losses are compared
+          a list of modules, stacked modules, and a list whose optimizer `optax.flatten` flattens.
+          Parameters and losses are compared
 
 Each program is traced and compiled from scratch several times, in turn with the others, and the
 least times count. Of layers, the sequential programs are the Python loop and `jax.lax.scan` with
