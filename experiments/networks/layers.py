@@ -1,4 +1,4 @@
-"""What the networks share: flax's layers as diffusers sets them up, and what calls are checked for.
+"""Flax's layers as diffusers sets them up, and what calls are checked for.
 
 Attributes have the names of diffusers, since weights are stored under their paths. Weights are
 loaded, so their first values do not matter. Channels are the last axis.
@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import Array, lax
+from jax import Array
 
 from deeppcr.diffusion.output import precise
 
-STACKED = "transformer_blocks"  # lists of layers that modules have as one, see `stack_of`
 SLOWEST = 10_000  # the ratio of the first frequency to the one past the last
 M = TypeVar("M", bound=nnx.Module)
 
@@ -35,7 +34,6 @@ linear = _with_zeros(nnx.Linear, kernel_init=zeros)
 embed = _with_zeros(nnx.Embed, embedding_init=zeros, promote_dtype=lambda arrays, **_: arrays)
 # The difference of two means, which flax takes by default for a variance, cancels.
 group_norm = _with_zeros(nnx.GroupNorm, use_fast_variance=False)
-layer_norm = _with_zeros(nnx.LayerNorm, use_fast_variance=False)
 gelu = partial(jax.nn.gelu, approximate=False)
 
 
@@ -46,56 +44,36 @@ def conv(inputs: int, outputs: int, size: int = 3, **options: Any) -> nnx.Conv:
 
 
 class Attention(nnx.Module):
-    """Attention (Vaswani et al., NeurIPS 2017) of tokens, [batch, tokens, channels].
+    """Attention (Vaswani et al., NeurIPS 2017) of the pixels of an image to each other.
 
-    To each other, or to those of a context.
+    ``(x + attention(norm(x))) / scale``. ``head`` is the number of channels of a head; as many
+    heads as fit into the channels.
     """
 
     def __init__(
-        self, channels: int, heads: int, head: int, context: int | None = None, bias: bool = True
+        self, channels: int, head: int | None, groups: int | None, eps: float, scale: float = 1
     ) -> None:
-        self.heads = heads
-        self.to_q = linear(channels, heads * head, use_bias=bias)
-        self.to_k = linear(context or channels, heads * head, use_bias=bias)
-        self.to_v = linear(context or channels, heads * head, use_bias=bias)
-        self.to_out = nnx.List([linear(heads * head, channels)])
+        self.heads = channels // (head or channels)
+        width = self.heads * (head or channels)
+        self.to_q = linear(channels, width)
+        self.to_k = linear(channels, width)
+        self.to_v = linear(channels, width)
+        self.to_out = nnx.List([linear(width, channels)])
+        self.group_norm = groups and group_norm(channels, num_groups=groups, epsilon=eps)
+        self.scale = scale
 
-    def __call__(self, x: Array, context: Array | None = None) -> Array:
-        context = x if context is None else context
+    def __call__(self, x: Array) -> Array:
+        normal = self.group_norm(x) if self.group_norm else x
+        pixels = normal.reshape(x.shape[0], -1, x.shape[-1])
         query, key, value = (
-            layer(tokens).reshape(*tokens.shape[:2], self.heads, -1)
-            for layer, tokens in ((self.to_q, x), (self.to_k, context), (self.to_v, context))
+            layer(pixels).reshape(*pixels.shape[:2], self.heads, -1)
+            for layer in (self.to_q, self.to_k, self.to_v)
         )
         scores = jnp.einsum("bqhc,bkhc->bhqk", query * query.shape[-1] ** -0.5, key)
         weights = jax.nn.softmax(scores.astype(precise(x.dtype))).astype(x.dtype)
-        found = jnp.einsum("bhqk,bkhc->bqhc", weights, value)
-        return self.to_out[0](found.reshape(*x.shape[:2], -1))
-
-
-class Activation(nnx.Module):
-    """A linear map and GELU; if gated, of half of the channels, as factors of the others."""
-
-    def __init__(self, channels: int, hidden: int, act: str) -> None:
-        self.proj = linear(channels, 2 * hidden if act == "geglu" else hidden)
-        self.act = act
-
-    def __call__(self, x: Array) -> Array:
-        if self.act != "geglu":
-            return jax.nn.gelu(self.proj(x), approximate=self.act == "gelu-approximate")
-        values, gates = jnp.split(self.proj(x), 2, axis=-1)
-        return values * gelu(gates)
-
-
-class FeedForward(nnx.Module):
-    """Linear, activation, linear, for each token: [..., channels] -> [..., channels]."""
-
-    def __init__(self, channels: int, act: str) -> None:
-        hidden = 4 * channels
-        # Between them is dropout, which is for training.
-        self.net = nnx.Dict({"0": Activation(channels, hidden, act), "2": linear(hidden, channels)})
-
-    def __call__(self, x: Array) -> Array:
-        return self.net["2"](self.net["0"](x))
+        attended = jnp.einsum("bhqk,bkhc->bqhc", weights, value)
+        out = self.to_out[0](attended.reshape(*pixels.shape[:2], -1))
+        return (x + out.reshape(x.shape)) / self.scale
 
 
 def waves(t: Array, size: int, *, shift: float = 0, flip: bool = True) -> Array:
@@ -128,33 +106,6 @@ class TwoLayers(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         return self.linear_2(self.act(self.linear_1(x.astype(self.linear_1.kernel.dtype))))
-
-
-# Layers that are alike, as one module whose parameters have the layers as axis 0: a program has it
-# once, whatever the number of layers, and compiles as fast for all of them.
-
-
-def stack_of(layer: M, count: int) -> M:
-    """``count`` layers as one: [...] -> [count, ...] for all parameters."""
-    graph, parameters = nnx.split(layer)
-    return nnx.merge(graph, jax.tree.map(lambda leaf: jnp.stack([leaf] * count), parameters))
-
-
-def each(stack: M, call: Callable[..., Any], *xs: Any) -> Any:
-    """``call(layer, *xs)`` of all layers side by side; ``xs`` and results have them as axis 0."""
-    graph, parameters = nnx.split(stack)
-    return jax.vmap(lambda own, *x: call(nnx.merge(graph, own), *x))(parameters, *xs)
-
-
-def through(stack: M, x: Any, *shared: Any, own: Any = None) -> Any:
-    """``x = layer(x, *shared)``, layer by layer; or also its ``own``, which has them as axis 0."""
-    graph, parameters = nnx.split(stack)
-
-    def step(x: Any, at: Any) -> tuple[Any, None]:
-        parameters, *own = at
-        return nnx.merge(graph, parameters)(x, *shared, *own), None
-
-    return lax.scan(step, x, (parameters,) if own is None else (parameters, own))[0]
 
 
 def check_images(x: Array, channels: int, factor: int) -> None:

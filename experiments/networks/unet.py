@@ -1,4 +1,4 @@
-"""diffusers' `UNet2DModel`, and what all UNets have (Ronneberger et al., MICCAI 2015)."""
+"""diffusers' `UNet2DModel` (Ronneberger et al., MICCAI 2015)."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from jax import Array
 
 from deeppcr.diffusion.config import Field, count, flag, number, one_of
 from experiments.networks import layers
-from experiments.networks.layers import TwoLayers, conv, group_norm, linear
+from experiments.networks.layers import Attention, TwoLayers, conv, group_norm, linear
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -26,11 +26,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 BLOCKS = {
     "DownBlock2D": (False, "conv"),
     "AttnDownBlock2D": (True, "downsample_type"),
-    "CrossAttnDownBlock2D": (True, "conv"),
     "ResnetDownsampleBlock2D": (False, "resnet"),
     "UpBlock2D": (False, "conv"),
     "AttnUpBlock2D": (True, "upsample_type"),
-    "CrossAttnUpBlock2D": (True, "conv"),
     "ResnetUpsampleBlock2D": (False, "resnet"),
 }
 
@@ -51,7 +49,7 @@ def sizes(*default: int) -> Field:
 
 anything = partial(Field, expected="any value", supports=lambda value: True)
 # Sizes of images and dropout change nothing here: they are of training.
-COMMON_FIELDS = {
+FIELDS = {
     "sample_size": anything(None),
     "center_input_sample": flag(False),
     "time_embedding_dim": count(None),
@@ -65,8 +63,6 @@ COMMON_FIELDS = {
     "norm_num_groups": count(32),
     "norm_eps": number(1e-5),
     "resnet_time_scale_shift": one_of("default", "scale_shift"),
-}
-FIELDS = COMMON_FIELDS | {
     "in_channels": count(3),
     "out_channels": count(3),
     "down_block_types": names(
@@ -170,13 +166,13 @@ class Level(nnx.Module):
         self.upsamplers = nnx.List(samplers if up else [])
 
     def __call__(
-        self, x: Array, time: Array, below: list[Array] | None, *context: Array
+        self, x: Array, time: Array, below: list[Array] | None
     ) -> tuple[Array, list[Array]]:
         states = []
         for i, resnet in enumerate(self.resnets):
             x = resnet(x if below is None else jnp.concatenate([x, below.pop()], axis=-1), time)
             if len(self.attentions):
-                x = self.attentions[i](x, *context)
+                x = self.attentions[i](x)
             states.append(x)
         for sampler in [*self.downsamplers, *self.upsamplers]:
             x = sampler(x, time)
@@ -192,105 +188,16 @@ class Mid(nnx.Module):
         self.resnets = nnx.List([Resnet(config, channels, channels, scale) for _ in range(2)])
         self.attentions = nnx.List([] if attend is None else [attend()])
 
-    def __call__(self, x: Array, time: Array, *context: Array) -> Array:
+    def __call__(self, x: Array, time: Array) -> Array:
         x = self.resnets[0](x, time)
         for attention in self.attentions:
-            x = attention(x, *context)
+            x = attention(x)
         return self.resnets[1](x, time)
-
-
-class Trunk(nnx.Module):
-    """A UNet without its embeddings.
-
-    Args:
-        config: of the network.
-        features: the number of features of a time.
-        attend: makes an attention layer for a level: 0 is that of the first block.
-        mid_attend: makes that of the block in the middle; None if there is none.
-        act: the activation outside of the residual layers.
-    """
-
-    def __init__(
-        self, config: Any, features: int, attend: Any, mid_attend: Any, act: str = "silu"
-    ) -> None:
-        channels, depth = config.block_out_channels, config.layers_per_block
-        last = len(channels) - 1
-        self.config, self.act = config, ACTIVATIONS[act]
-        self.conv_in = conv(config.in_channels, channels[0])
-        self.time_embedding = TwoLayers(features, time_channels(config), self.act)
-        before = [channels[0], *channels]  # input channels of each block on the way down
-
-        def level(i: int, name: str, inputs: list[int], *, up: bool, end: bool) -> Level:
-            attends, kind = BLOCKS[name]
-            sampler = None if end else getattr(config, kind, kind)
-            own = partial(attend, i) if attends else None
-            return Level(config, inputs, channels[i], own, up, sampler)
-
-        down, up, above = [], [], channels[-1]
-        for i, name in enumerate(config.down_block_types):
-            inputs = [before[i]] + [channels[i]] * (depth - 1)
-            down.append(level(i, name, inputs, up=False, end=i == last))
-        self.mid_block = (
-            None if config.mid_block_type is None else Mid(config, channels[-1], mid_attend)
-        )
-        for i, name in zip(reversed(range(last + 1)), config.up_block_types, strict=True):
-            inputs = [above + channels[i]] + [2 * channels[i]] * (depth - 1)
-            inputs += [channels[i] + before[i]]
-            up.append(level(i, name, inputs, up=True, end=i == 0))
-            above = channels[i]
-        self.down_blocks, self.up_blocks = nnx.List(down), nnx.List(up)
-        self.conv_norm_out = group_norm(
-            channels[0], num_groups=config.norm_num_groups, epsilon=config.norm_eps
-        )
-        self.conv_out = conv(channels[0], config.out_channels)
-
-    def checked(self, x: Array, t: Any) -> Array:
-        """The times, [1] or [batch]; raises unless ``x`` has images and a time each."""
-        layers.check_images(x, self.config.in_channels, 2 ** (len(self.down_blocks) - 1))
-        return layers.as_batch("t", t, x)
-
-    def waves(self, t: Array, size: int) -> Array:
-        """Features of times, as the configuration has them: [n] -> [n, size]."""
-        flip, shift = self.config.flip_sin_to_cos, self.config.freq_shift
-        return layers.waves(t, size, shift=shift, flip=flip)
-
-    def predict(self, x: Array, time: Array, *context: Array) -> Array:
-        """The prediction for images, an embedding of the time, and what attention layers read."""
-        x = 2 * x - 1 if self.config.center_input_sample else x
-        y = self.conv_in(jnp.moveaxis(x.astype(time.dtype), 1, -1))
-        states = [y]
-        for down in self.down_blocks:
-            y, new = down(y, time, None, *context)
-            states += new
-        if self.mid_block is not None:
-            y = self.mid_block(y, time, *context)
-        for up in self.up_blocks:
-            y, _ = up(y, time, states, *context)
-        return jnp.moveaxis(self.conv_out(self.act(self.conv_norm_out(y))), -1, 1)
 
 
 def time_channels(config: Any) -> int:
     """The number of channels of the embedding of a time."""
     return config.time_embedding_dim or 4 * config.block_out_channels[0]
-
-
-class PixelAttention(layers.Attention):
-    """Attention of the pixels of an image: ``(x + attention(norm(x))) / scale``.
-
-    ``head`` is the number of channels of a head; as many heads as fit into the channels.
-    """
-
-    def __init__(
-        self, channels: int, head: int | None, groups: int | None, eps: float, scale: float = 1
-    ) -> None:
-        super().__init__(channels, channels // (head or channels), head or channels)
-        self.group_norm = groups and group_norm(channels, num_groups=groups, epsilon=eps)
-        self.scale = scale
-
-    def __call__(self, x: Array, context: Array | None = None) -> Array:
-        normal = self.group_norm(x) if self.group_norm else x
-        found = super().__call__(normal.reshape(x.shape[0], -1, x.shape[-1]))
-        return (x + found.reshape(x.shape)) / self.scale
 
 
 class Fourier(nnx.Module):
@@ -305,7 +212,7 @@ class Fourier(nnx.Module):
         return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
 
 
-class UNet(Trunk):
+class UNet(nnx.Module):
     """A network that predicts the noise in an image at a time, or another training target.
 
     Made by `load_model`. It has no state but its parameters, and no call changes it. `jax.vmap`
@@ -313,25 +220,71 @@ class UNet(Trunk):
     """
 
     def __init__(self, config: Any) -> None:
-        channels, head = config.block_out_channels, config.attention_head_dim
-        groups, mid_groups = config.norm_num_groups, config.attn_norm_num_groups
-        if mid_groups is None and config.resnet_time_scale_shift == "default":
-            mid_groups = groups
-        size, is_fourier = channels[0], config.time_embedding_type == "fourier"
-
-        def attend(level: int) -> PixelAttention:
-            return PixelAttention(channels[level], head, groups, config.norm_eps)
-
-        def mid_attend() -> PixelAttention:
-            scale = config.mid_block_scale_factor
-            return PixelAttention(channels[-1], head, mid_groups, config.norm_eps, scale)
-
-        features = 2 * size if is_fourier else size
-        super().__init__(config, features, attend, mid_attend if config.add_attention else None)
-        self.time_proj = Fourier(size) if is_fourier else partial(self.waves, size=size)
+        channels = config.block_out_channels
+        self.config = config
+        self.conv_in = conv(config.in_channels, channels[0])
+        is_fourier = config.time_embedding_type == "fourier"
+        self.time_proj = Fourier(channels[0]) if is_fourier else None
+        features = 2 * channels[0] if is_fourier else channels[0]
+        self.time_embedding = TwoLayers(features, time_channels(config))
         self.class_embedding = config.num_class_embeds and layers.embed(
             config.num_class_embeds, time_channels(config)
         )
+        self.down_blocks = nnx.List(self._down())
+        self.mid_block = None if config.mid_block_type is None else self._mid()
+        self.up_blocks = nnx.List(self._up())
+        self.conv_norm_out = group_norm(
+            channels[0], num_groups=config.norm_num_groups, epsilon=config.norm_eps
+        )
+        self.conv_out = conv(channels[0], config.out_channels)
+
+    def _waves(self, t: Array) -> Array:
+        """Features of times, as the configuration has them: [n] -> [n, channels]."""
+        config = self.config
+        flip, shift = config.flip_sin_to_cos, config.freq_shift
+        return layers.waves(t, config.block_out_channels[0], shift=shift, flip=flip)
+
+    def _level(self, i: int, name: str, inputs: list[int], *, up: bool, end: bool) -> Level:
+        config = self.config
+        attends, kind = BLOCKS[name]
+        sampler = None if end else getattr(config, kind, kind)
+        channels, eps = config.block_out_channels[i], config.norm_eps
+        attend = partial(
+            Attention, channels, config.attention_head_dim, config.norm_num_groups, eps
+        )
+        return Level(config, inputs, channels, attend if attends else None, up, sampler)
+
+    def _down(self) -> list[Level]:
+        channels = self.config.block_out_channels
+        depth = self.config.layers_per_block
+        levels = []
+        for i, name in enumerate(self.config.down_block_types):
+            inputs = [channels[max(i - 1, 0)]] + [channels[i]] * (depth - 1)
+            levels.append(self._level(i, name, inputs, up=False, end=i == len(channels) - 1))
+        return levels
+
+    def _mid(self) -> Mid:
+        config = self.config
+        groups = config.attn_norm_num_groups
+        if groups is None and config.resnet_time_scale_shift == "default":
+            groups = config.norm_num_groups
+        channels, scale = config.block_out_channels[-1], config.mid_block_scale_factor
+        attend = partial(
+            Attention, channels, config.attention_head_dim, groups, config.norm_eps, scale
+        )
+        return Mid(config, channels, attend if config.add_attention else None)
+
+    def _up(self) -> list[Level]:
+        channels = self.config.block_out_channels
+        depth = self.config.layers_per_block
+        levels = []
+        above = channels[-1]
+        for i, name in zip(reversed(range(len(channels))), self.config.up_block_types, strict=True):
+            inputs = [above + channels[i]] + [2 * channels[i]] * (depth - 1)
+            inputs += [channels[i] + channels[max(i - 1, 0)]]
+            levels.append(self._level(i, name, inputs, up=True, end=i == 0))
+            above = channels[i]
+        return levels
 
     def __call__(self, x: Array, t: Any, labels: Any = None) -> Array:
         """The prediction for the images ``x`` at the times ``t``, in the dtype of ``x``.
@@ -342,13 +295,29 @@ class UNet(Trunk):
             t: the time of the scheduler: a number, or numbers [batch].
             labels: for a model with class embeddings: an integer, or integers [batch].
         """
-        t = self.checked(x, t)
-        time = self.time_embedding(self.time_proj(t))
+        layers.check_images(x, self.config.in_channels, 2 ** (len(self.down_blocks) - 1))
+        t = layers.as_batch("t", t, x)
+        features = self.time_proj(t) if self.time_proj else self._waves(t)
+        time = self.time_embedding(features)
         if self.class_embedding:
             time = time + self.class_embedding(layers.as_batch("labels", labels, x))
         elif labels is not None:
             raise TypeError("labels are given, expected None: the model has no class embedding.")
-        y = self.predict(x, time)
+        y = self._predict(x, time)
         if self.config.time_embedding_type == "fourier":
             y = y.astype(jnp.float32) / t.astype(jnp.float32)[:, None, None, None]
         return y.astype(x.dtype)
+
+    def _predict(self, x: Array, time: Array) -> Array:
+        """The prediction for images, from an embedding of the time."""
+        x = 2 * x - 1 if self.config.center_input_sample else x
+        y = self.conv_in(jnp.moveaxis(x.astype(time.dtype), 1, -1))
+        states = [y]
+        for down in self.down_blocks:
+            y, new = down(y, time, None)
+            states += new
+        if self.mid_block is not None:
+            y = self.mid_block(y, time)
+        for up in self.up_blocks:
+            y, _ = up(y, time, states)
+        return jnp.moveaxis(self.conv_out(jax.nn.silu(self.conv_norm_out(y))), -1, 1)

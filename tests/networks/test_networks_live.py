@@ -1,4 +1,4 @@
-"""Networks beside diffusers' own, with the same random weights; and its pipelines, end to end."""
+"""UNets beside diffusers' own, with the same random weights; and its pipelines, end to end."""
 
 import inspect
 from unittest import mock
@@ -22,11 +22,10 @@ from diffusers.schedulers import scheduling_ddpm
 from deeppcr.diffusion import Schedule, sample
 from deeppcr.diffusion.sampler import step_noise
 from experiments.networks import load_model
-from experiments.networks.load import NETWORKS, build, stored
-from experiments.networks.unet import ACTIVATIONS
-from tests.networks.published import PUBLISHED
+from experiments.networks.load import stored
+from experiments.networks.unet import ACTIVATIONS, FIELDS
 from tests.networks.test_networks import quick
-from tests.networks.theirs import BATCH, CASES, SMALL, given, predicted, theirs
+from tests.networks.theirs import BATCH, CASES, UNET, given, predicted, theirs
 
 # What diffusers says of its own use of torch and numpy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -48,52 +47,47 @@ def test_every_option_predicts_as_diffusers_does(name, tmp_path):
 
 
 def test_every_block_and_activation_is_compared():
-    known = {value for case in [*SMALL.values(), *CASES.values()] for value in case.values()}
+    known = {value for case in [UNET, *CASES.values()] for value in case.values()}
     blocks = {block for value in known if isinstance(value, tuple) for block in value}
-    for fields, _ in NETWORKS.values():
-        names = [field.expected for name, field in fields.items() if name.endswith("block_types")]
-        assert {block for each in names for block in each.split("'")[1::2]} <= blocks
+    names = [field.expected for name, field in FIELDS.items() if name.endswith("block_types")]
+    assert {block for each in names for block in each.split("'")[1::2]} <= blocks
     assert {*ACTIVATIONS} - {"silu", "swish"} < known
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_fields_and_their_defaults_are_those_of_diffusers(name):
-    fields = inspect.signature(getattr(diffusers, name)).parameters.values()
-    ours = {field: each.default for field, each in NETWORKS[name][0].items()}
+def test_fields_and_their_defaults_are_those_of_diffusers():
+    fields = inspect.signature(diffusers.UNet2DModel).parameters.values()
+    ours = {field: each.default for field, each in FIELDS.items()}
     assert ours == {field.name: field.default for field in fields}
 
 
-@pytest.mark.parametrize("name", ["unet", "dit"])
-def test_one_time_for_all_images_of_another_size(name, tmp_path):
-    """Positions of a transformer are then between those of training."""
-    model = theirs(name, {})
+def test_one_time_for_all_images_of_another_size(tmp_path):
+    model = theirs("unet", {})
     model.save_pretrained(tmp_path)
     x, conditions = given(model, side=12)
     expected = predicted(model, x, np.full(BATCH, 7), *conditions)
     assert_close(quick(load_model(tmp_path))(x, 7, *conditions), expected)
 
 
-@pytest.mark.parametrize(("name", "close"), [("unet", 1e-12), ("dit", 1e-6)])
-def test_double_precision(name, close, tmp_path):
-    """Positions are float32 in diffusers, and so are angles of other times."""
-    model = theirs(name, {}).double()
+def test_double_precision(tmp_path):
+    """Angles of other times are float32."""
+    model = theirs("unet", {}).double()
     model.save_pretrained(tmp_path)
     (x, conditions), t = given(model), np.zeros(BATCH, int)
     with jax.numpy_dtype_promotion("standard"):  # flax's norms combine float64 and float32
         ours = quick(load_model(tmp_path, "float64"))(x.astype(np.float64), t, *conditions)
-    assert_close(ours, predicted(model, x.astype(np.float64), t, *conditions), close)
+    assert_close(ours, predicted(model, x.astype(np.float64), t, *conditions), 1e-12)
 
 
 def assert_same_weights(network, model):
     """Name by name, exactly."""
     known = {name: weight.float().numpy() for name, weight in model.state_dict().items()}
     for path, leaf in nnx.to_flat_state(nnx.state(network)):
-        names = [name for name, _ in stored(path, leaf)]
-        for name, weight in zip(names, leaf[...] if len(names) > 1 else [leaf[...]], strict=True):
-            assert weight.dtype == np.float32
-            axes = {2: (1, 0), 4: (3, 2, 0, 1)}[weight.ndim] if path[-1] == "kernel" else None
-            weight = weight.transpose(axes) if axes else weight
-            np.testing.assert_array_equal(weight, known.pop(name))
+        name, _ = stored(path, leaf)
+        weight = leaf[...]
+        assert weight.dtype == np.float32
+        axes = {2: (1, 0), 4: (3, 2, 0, 1)}[weight.ndim] if path[-1] == "kernel" else None
+        weight = weight.transpose(axes) if axes else weight
+        np.testing.assert_array_equal(weight, known.pop(name))
     assert not known
 
 
@@ -104,19 +98,7 @@ def test_files_of_other_dtypes_in_the_folder_of_a_pipeline(dtype, tmp_path):
     assert_same_weights(load_model(tmp_path), model)
 
 
-@pytest.mark.parametrize("config", PUBLISHED.values(), ids=PUBLISHED)
-def test_weights_of_published_networks_have_their_names_and_shapes(config):
-    name = config["_class_name"]
-    kind = getattr(diffusers, name if name in SMALL else "DiTTransformer2DModel")
-    known = set(inspect.signature(kind).parameters)
-    with torch.device("meta"):
-        model = kind(**{name: value for name, value in config.items() if name in known})
-    flat = nnx.to_flat_state(nnx.state(build(config), nnx.Param))
-    found = dict(pair for leaf in flat for pair in stored(*leaf))
-    assert found == {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-
-
-STEPS, SCALE, KEY = 6, 4.0, jax.random.key(0)
+STEPS, KEY = 6, jax.random.key(0)
 ONE_LEVEL = {"block_out_channels": (4,), "mid_block_type": None}
 
 
