@@ -24,7 +24,7 @@ HOLDERS = frozenset(
     {"unknown", "call", "derivative rule", "loop", "branch", "program", "reference"}
 )
 FUSED = frozenset({"elementwise", "move", "random"})
-ONE_KERNEL = "fused_scan", "fused_solve"  # recurrences, of `deeppcr.lower.gpu.fused`
+ONE_KERNEL = "kernel_call"  # a recurrence, of `deeppcr.lower.gpu.fused`
 ONE_FUNCTION = "one_function"  # a loop, of `deeppcr.lower.cpu`
 SMALL = 300  # operations, up to which a program is inlined where it is called
 
@@ -60,7 +60,7 @@ class Kernels:
     def _part(self, node: Node) -> Loop | Choice | Recurrence | Program:
         transfer: Any = node.transfer
         match transfer:
-            case Call(block) if node.equation.primitive.name in ONE_KERNEL:
+            case Call(block) if node.equation.primitive.name == ONE_KERNEL:
                 return _recurrence(node.equation, self.program(block))
             case Call(block) if node.equation.primitive.name == ONE_FUNCTION:
                 program = self.program(block)
@@ -130,7 +130,7 @@ class Kernels:
             most = SMALL if len(block.nodes) > 1 else inf
             for node in block.nodes:
                 operands, call = tuple(place[slot] for slot in node.operands), node.transfer
-                own = node.equation.primitive.name in (*ONE_KERNEL, ONE_FUNCTION)
+                own = node.equation.primitive.name in (ONE_KERNEL, ONE_FUNCTION)
                 if (
                     isinstance(call, Call)
                     and not own

@@ -141,6 +141,6 @@ def test_a_kernel_for_gpus():
 
     right = jax.jit(lambda: run(lax.scan))()
     with compiled_for("cuda"):
-        assert "fused_scan[" in str(jax.make_jaxpr(lambda: run(FUSED))())
+        assert "kernel=fused_scan" in str(jax.make_jaxpr(lambda: run(FUSED))())
         with jax.disable_jit():
             assert_agree(run(FUSED), right, 1e-6)

@@ -200,5 +200,5 @@ def test_solves_run_by_xla_and_in_one_kernel() -> None:
             for name, given in made.variants.items()
             if isinstance(given, Variant)
         }
-    assert [name for name in texts if "fused_solve[" in texts[name]] == ["newton, fused"]
+    assert [name for name in texts if "kernel=fused_solve" in texts[name]] == ["newton, fused"]
     assert device.kernels()

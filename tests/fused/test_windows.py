@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import deeppcr
-from deeppcr.lower.gpu.fused import SolvedBelow, windows
+from deeppcr.lower.gpu.fused import SolvedBelow, limits, windows
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from tests.fused.emulator import launch
 from tests.fused.gpu import on_a_gpu, program_on_a_gpu
@@ -32,8 +32,8 @@ L, BELOW = 150, SolvedBelow(iterations=40)
 def small_blocks(monkeypatch, request):
     """Few threads are emulated, in blocks of some warps."""
     if "GRU of 1" not in request.node.name:
-        small = {width: (threads // 4, steps) for width, (threads, steps) in windows.SIZES.items()}
-        monkeypatch.setattr(windows, "SIZES", small)
+        small = {width: (threads // 4, steps) for width, (threads, steps) in limits.WINDOWS.items()}
+        monkeypatch.setattr(limits, "WINDOWS", small)
 
 
 def solved(step, length, reverse=False, cluster=1):
@@ -94,7 +94,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_states_are_those_of_the_sequential_program(name, monkeypatch):
-    monkeypatch.setattr(windows, "MANY", 90)
+    monkeypatch.setattr(limits, "MANY_EXAMPLES", 90)
     case = CASES[name]
     length = len(jax.tree.leaves(case[2])[0])
     found, iterations, reached, residual = solved(case, length)
@@ -113,7 +113,7 @@ def test_states_are_those_of_the_sequential_program(name, monkeypatch):
 @pytest.mark.parametrize("n", [2, 6])
 def test_windows_and_clusters(length, cluster, reverse, n, monkeypatch):
     """A window has 64 steps in each block of a cluster."""
-    monkeypatch.setattr(windows, "SIZES", {2: (32, 2), 6: (128, 4)})
+    monkeypatch.setattr(limits, "WINDOWS", {2: (32, 2), 6: (128, 4)})
     case = gru(n), numbers(3, n), inputs(3, 2, length=length), 1
     found, iterations, reached, _ = solved(case, length, reverse, cluster)
     assert_agree(found, expected(*case, reverse=reverse), 2e-5)
@@ -143,7 +143,7 @@ FALLS_BACK = {
 
 @pytest.mark.parametrize("name", FALLS_BACK)
 def test_what_does_not_converge_is_computed_step_by_step(name, monkeypatch):
-    monkeypatch.setattr(windows, "SIZES", {1: (32, 2), 5: (256, 2)})
+    monkeypatch.setattr(limits, "WINDOWS", {1: (32, 2), 5: (256, 2)})
     found, _, reached, _ = solved(FALLS_BACK[name], L)
     np.testing.assert_array_equal(reached, 64 if name == "not a number" else 0)
     # As exact as the rounding of two compilers, which a chaotic chain amplifies.
@@ -252,7 +252,9 @@ AROUND = {
 
 
 @pytest.mark.parametrize("name", AROUND)
-@pytest.mark.parametrize(("ours", "kernel"), [(OURS, "fused_solve["), (STEPS, "fused_scan[")])
+@pytest.mark.parametrize(
+    ("ours", "kernel"), [(OURS, "kernel=fused_solve"), (STEPS, "kernel=fused_scan")]
+)
 def test_derivatives(ours, kernel, name):
     (around, batch), reverse = AROUND[name], name == "gradient"
     arrays = W, numbers(*batch, 2), numbers(*batch, L, 2)

@@ -2,7 +2,7 @@
 
 from deeppcr.lower.gpu.fused.nvrtc import is_for_gpus, kernels_run, obstacle
 from deeppcr.lower.gpu.fused.operations import CannotFuse
-from deeppcr.lower.gpu.fused.primitive import fused_scan
+from deeppcr.lower.gpu.fused.scan import fused_scan
 from deeppcr.lower.gpu.fused.solve import FusedSolve, expecting, fused_solve
 from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.lower.gpu.fused.windows import SolvedBelow

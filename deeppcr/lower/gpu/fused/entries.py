@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code, Operation, convert, operation
 from depth.jaxprs import Program, called, interpret
 from depth.primitives import primitive
-
-CHAINS = 4  # sums that wait for nothing but themselves: a thread adds to another one meanwhile
 
 
 class Entries(NamedTuple):
@@ -287,7 +286,7 @@ def _product(equation: Any, operands: list[Entries], apply: Code) -> Entries:
         raise CannotFuse("a product has no terms")
     left, right = (np.broadcast_to(x, (*shape, terms)) for x in (left, right))
     multiply, add = (operation(name, working, working) for name in ("mul", "add"))
-    chains = min(-(-CHAINS * apply.threads // math.prod(shape)), terms)
+    chains = min(-(-limits.SUMS * apply.threads // math.prod(shape)), terms)
     sums = np.empty((chains, *shape), object)
     for k in range(terms):  # of all sums, as their terms are neighbours in memory
         for index in np.ndindex(shape):

@@ -10,19 +10,11 @@ import hashlib
 from string import Template
 from typing import NamedTuple
 
+from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.memory import Array, assigned, block, example_indices, index_type
 from deeppcr.lower.gpu.fused.sides import slots
-from deeppcr.lower.gpu.fused.step import WARP, FusedStep
-
-# Chosen by the machine code for compute capability 9.0 (CUDA 13.0), and not yet timed on a device.
-AHEAD, READ = 16, 96  # steps, and entries, that are read ahead at most
-KEPT = 512  # entries of a step up to which it is read ahead at all
-HELD = 224  # captured entries up to which they stay in registers
-UNROLLED = 2048  # instructions of the steps between two tests of the loop
-BLOCK = 128  # threads, and a warp for up to so many examples, so that all processors have some
-FEW = 4096
-RESIDENT = 256  # threads of a processor, at most: each has as many registers as a thread can have
+from deeppcr.lower.gpu.fused.step import FusedStep
 
 
 class Kernel(NamedTuple):
@@ -109,12 +101,17 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
     states, last, outputs = operands[:end], results[:end], results[end:]
     inputs, captured = operands[end:middle], operands[middle:]
     read = sum(len(x.places) for x in inputs)
-    most = min(AHEAD, READ // max(read, 1), UNROLLED // max(step.instructions, 1), length)
+    most = min(
+        limits.STEPS_AHEAD,
+        limits.ENTRIES_AHEAD // max(read, 1),
+        limits.UNROLLED // max(step.instructions, 1),
+        length,
+    )
     ahead = max(most, 1)
     whole = length // ahead * ahead
-    is_read = [x for x in inputs if x.places and read <= KEPT]
+    is_read = [x for x in inputs if x.places and read <= limits.MAX_STEP_AHEAD]
     again = [x for x in captured if x.places and not any(x.examples)]
-    if sum(len(x.places) for x in again) <= HELD:
+    if sum(len(x.places) for x in again) <= limits.CAPTURED:
         again = []
 
     held, macros = [], []
@@ -136,7 +133,7 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
     index = index_type(length, used + results)
     begin = example_indices(step, index)
     begin += [x.begin("const ") for x in used] + [y.begin() for y in results] + lanes.begin + held
-    threads = WARP if step.threads <= FEW else BLOCK
+    threads = limits.WARP if step.threads <= limits.BLOCK_IS_WARP else limits.BLOCK
     text = TEXT.substitute(
         at=f"({length - 1} - (l))" if reverse else "(l)",
         read=block(assigned(x.kept("x"), x.loads(True)) for x in is_read),
@@ -151,7 +148,7 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
         lanes=lanes.count,
         shared=" ".join(lanes.shared),
         threads=threads,
-        resident=RESIDENT // threads,
+        resident=limits.RESIDENT // threads,
         examples=step.count,
         index=index,
         length=length,

@@ -15,9 +15,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code, Value, in_c
 from deeppcr.lower.gpu.fused.sides import (
-    SHARING,
     Side,
     Sides,
     filled,
@@ -209,7 +209,7 @@ class _Writer:
         if indices in reads:
             return f"r{array}_{reads.index(indices)}", 0 if is_state else NEVER
         text = f"{self._share(array, first.register, len(reads))}[{_index(indices, self.declared)}]"
-        return self._line(first.register, text, 1, SHARING[0])
+        return self._line(first.register, text, 1, limits.EXCHANGE_LATENCY)
 
     def _continued(self, indices: list[Any], array: int) -> tuple[int, ...]:
         """Indices of an operand, also for lanes that may have any: evenly spaced, if they can."""
@@ -230,14 +230,16 @@ class _Writer:
         name = self._share(side, value.register, 1)
         if is_new:
             self.lines += [f"{name}[lane] = {text};", "MEET"]
-        return self._line(value.register, f"{name}[{side.index(value)}]", 1, waits + SHARING[0])
+        return self._line(
+            value.register, f"{name}[{side.index(value)}]", 1, waits + limits.EXCHANGE_LATENCY
+        )
 
     def _share(self, key: Side | int, register: str, slots: int) -> str:
         """The name of an array that lanes share."""
         if key not in self._names:
             self._names[key] = f"s{len(self._names)}"
             self.shared.append(f"{register} {self._names[key]}[{slots * self._count}];")
-            self.instructions += SHARING[1]
+            self.instructions += limits.EXCHANGE_INSTRUCTIONS
         return f"{self._name}.{self._names[key]}"
 
     def sharing(self) -> list[str]:

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import TYPES, Type, type_of
 from deeppcr.lower.gpu.fused.step import Axes, FusedStep, own_shape
-
-ALIGNED = 16  # bytes that divide where XLA puts an array
 
 
 class Array(NamedTuple):
@@ -57,7 +56,7 @@ class Array(NamedTuple):
 
     def begin(self, const: str = "", move: str = "") -> str:
         """A statement that moves the pointer from the start of the array to an example."""
-        aligned = f"__builtin_assume_aligned({self.name}{move}, {ALIGNED})"
+        aligned = f"__builtin_assume_aligned({self.name}{move}, {limits.ALIGNMENT})"
         moves = [f" + e{k} * {n}" for k, n in enumerate(self.examples) if n]
         return f"{self.name} = ({const}{self.type.memory}*){aligned}{''.join(moves)};"
 

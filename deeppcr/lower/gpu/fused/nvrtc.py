@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import INSTRUCTIONS
 from deeppcr.lower.gpu.fused.kernel import Kernel
 from deeppcr.lower.variants import platform, platforms
@@ -30,7 +31,6 @@ KNOWN = (0, 10), (0, 13)  # versions of jax: from the first, before the second
 # units in the last place, as in programs of XLA.
 OPTIONS = b"--prec-div=false", b"--prec-sqrt=false"
 TURING, HOPPER = 75, 90  # the first with clusters of blocks
-CLUSTER = 8  # blocks that read each other's shared memory, on any GPU that has clusters
 # Compiled once, in 20 ms (CUDA 13.0, a CPU core), and run once if there is a GPU.
 TRIAL = 'extern "C" __global__ void kernel(const float* x, float* y) { y[0] = 2 * x[0]; }'
 
@@ -84,7 +84,7 @@ def capability(device: Any) -> int:
 
 def largest_cluster() -> int:
     """The most blocks that work on one example; without a GPU one, as any GPU has."""
-    return CLUSTER if min(map(capability, gpus()), default=TURING) >= HOPPER else 1
+    return limits.CLUSTER_BLOCKS if min(map(capability, gpus()), default=TURING) >= HOPPER else 1
 
 
 @cache

@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from deeppcr.lower.gpu.fused import limits
 from depth.primitives import PRIMITIVES
-
-# Instructions of an exponential function and the like: as compiled for an H200, where those of the
-# special function unit count as eight, at an eighth of the rate.
-COSTLY = 16, 28  # those that wait for each other, and all
 
 
 class CannotFuse(ValueError):
@@ -151,7 +148,10 @@ def operation(name: str, operand: Any, result: Any, count: int = 1) -> Operation
             text = text.replace("fabsf", "fabs")
     if not text:
         raise CannotFuse(f"{name} has no counterpart in a kernel")
-    return Operation(text, result, *(COSTLY if PRIMITIVES[name].transcendental else (1, 1)))
+    cost = (1, 1)
+    if PRIMITIVES[name].transcendental:
+        cost = (limits.FUNCTION_LATENCY, limits.FUNCTION_INSTRUCTIONS)
+    return Operation(text, result, *cost)
 
 
 def convert(operand: Any, result: Any) -> Operation:

@@ -9,11 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
+from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import Value
 
-# Cost of an exchange between lanes, in operations: latency, instructions.
-SHARING = 8, 32
-WORTH = 2 * SHARING[1]  # instructions of all lanes from which on they share
+WORTH = 2 * limits.EXCHANGE_INSTRUCTIONS  # instructions of all lanes from which on they share
 
 Entry = Value | str | None  # of one example: a variable, or a number in C; None: anything
 Side = tuple[Entry, ...]  # the entries of the lanes; a single one if all have the same

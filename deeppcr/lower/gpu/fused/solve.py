@@ -1,4 +1,4 @@
-"""`fused_solve_p`: a solve by Newton's method that is one kernel on a GPU, and another elsewhere.
+"""A solve by Newton's method that is one kernel on a GPU, and another elsewhere.
 
 Its program for other readers, such as `depth`, is that of other platforms; so are its derivatives,
 which a solve has of its own, and does not ask for. Under `jax.vmap` the examples are a batch axis
@@ -14,17 +14,16 @@ from typing import Any, NamedTuple, Self
 import jax
 
 from deeppcr.arrays.state import Leaves
+from deeppcr.lower.gpu.fused import limits
+from deeppcr.lower.gpu.fused.call import kernel_call_p
 from deeppcr.lower.gpu.fused.kernel import Kernel
-from deeppcr.lower.gpu.fused.mapped import KernelCall
 from deeppcr.lower.gpu.fused.nvrtc import Launch, largest_cluster
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.lower.gpu.fused.windows import Grid, SolvedBelow, kernel_of
 from deeppcr.programs.calls import with_operands
 
-WAITS = 2000  # of an iteration in a window: 4.6 us on an H100, of a prototype with one unit
 OF_CHAINS = 3  # results for each chain, after the states
-TRIED = 5000  # steps that a kernel is tried on at most: of one entry, more than a block takes
 # Iterations: of chains that forget, GRUs take 5 to 7, layers 8.
 _EXPECTED: ContextVar[int] = ContextVar("expected", default=7)
 
@@ -40,7 +39,7 @@ def expecting(iterations: int) -> Iterator[None]:
 
 
 class FusedSolve(NamedTuple):
-    """A kernel that solves: see `KernelCall`.
+    """A kernel that solves: see `Recurring`.
 
     Attributes:
         step: without outputs of its own.
@@ -57,6 +56,9 @@ class FusedSolve(NamedTuple):
     reverse: bool
     text: Kernel
     expected: int
+
+    def __repr__(self) -> str:
+        return "fused_solve"
 
     @classmethod
     def of(cls, step: FusedStep, below: SolvedBelow, length: int, reverse: bool = False) -> Self:
@@ -82,7 +84,7 @@ class FusedSolve(NamedTuple):
         """Latency of all windows, in operations."""
         grid = Grid.of(self.step, self.length, self.text.cluster)
         in_order = self.length * self.step.waits if self._passes < self.expected else 0
-        return self._passes * grid.rounds(self.length) * WAITS + in_order
+        return self._passes * grid.rounds(self.length) * limits.ITERATION_LATENCY + in_order
 
     @property
     def _passes(self) -> int:
@@ -95,7 +97,9 @@ class FusedSolve(NamedTuple):
 
     def shortened(self, most: int) -> Self:
         """See `Recurring`: the steps of some windows, of a cluster if the chain has one."""
-        return self.of(self.step, self.below, min(self.length, most, TRIED), self.reverse)
+        return self.of(
+            self.step, self.below, min(self.length, most, limits.TRIED_STEPS), self.reverse
+        )
 
     def have_steps(self, count: int) -> list[bool]:
         """See `Recurring`."""
@@ -123,9 +127,6 @@ class FusedSolve(NamedTuple):
         ]
 
 
-fused_solve_p = KernelCall("fused_solve")
-
-
 def fused_solve(
     solve: FusedSolve,
     otherwise: Callable[..., Leaves],
@@ -143,7 +144,7 @@ def fused_solve(
     operands = [*states, *inputs, *captured]
     closed, constants = with_operands(jax.make_jaxpr(otherwise)(*operands))
     arrays = [*constants, *operands]
-    found: Leaves = fused_solve_p.bind(
+    found: Leaves = kernel_call_p.bind(
         *arrays, call_jaxpr=closed, kernel=solve, first=len(constants)
     )
     return found

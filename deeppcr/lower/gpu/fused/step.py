@@ -17,21 +17,13 @@ import numpy as np
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
+from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.apart import Apart
 from deeppcr.lower.gpu.fused.entries import Entries, evaluate, narrow, table_of
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code
 from deeppcr.programs import cut_first
 from depth.jaxprs import Program, is_literal, needed
-
-WARP = 32  # threads that run together
-WIDEST, MOST = 64, 4096  # entries of a state, instructions of a thread in a step
-MOST_OF_ALL, MOST_READ = 65536, 16384  # instructions of all of them, entries of an array
-NARROW = 8  # entries of a state for one thread
-FEW, MANY = 16384, 65536  # threads that a GPU runs at once; those of wide states, at most
-ARRAYS = 500  # that a kernel takes: the pointers are less than 4 KB, as the driver has it
-TRIED = 64  # combinations of arrays that may have an entry for each example
-STARTS = 4  # instructions that a thread starts while one waits for its result
 
 Axes = tuple[int | None, ...]
 Shape = tuple[int, ...]
@@ -124,8 +116,8 @@ class FusedStep:
             program, inputs = apart.checked(), len(apart.inputs)
         _check(program, states, math.prod(batch))
         variables = [*program.invars, *program.constvars]
-        if len(variables) + len(program.outvars) > ARRAYS:
-            raise CannotFuse(f"a step reads and writes more than {ARRAYS} arrays")
+        if len(variables) + len(program.outvars) > limits.MAX_ARRAYS:
+            raise CannotFuse(f"a step reads and writes more than {limits.MAX_ARRAYS} arrays")
         used = _used(program, variables)
         choices: list[Sequence[Axes | None]] = []
         for k, variable in enumerate(variables):
@@ -140,7 +132,7 @@ class FusedStep:
                 choices.append(found if k < states + inputs else found[::-1])
         outputs = tuple(_possible(x.aval.shape, batch)[0] for x in program.outvars[states:])
         reasons = []
-        for examples in islice(product(*choices), TRIED):
+        for examples in islice(product(*choices), limits.MAX_PLACES):
             step = cls(program, states, inputs, batch, batch_ndim, examples, outputs, apart=apart)
             kinds = []
             for lanes in step._choices:
@@ -156,11 +148,11 @@ class FusedStep:
     def _choices(self) -> list[int]:
         """The numbers of threads that may compute an example."""
         lanes = lanes_for(max(self._sizes[: self.states]))
-        if self.width > NARROW:
-            if self.count * lanes > MANY:
+        if self.width > limits.ONE_THREAD:
+            if self.count * lanes > limits.MAX_THREADS:
                 raise CannotFuse(f"{self.count} examples of {self.width} entries are too many")
             return [lanes]
-        return [1, lanes] if lanes > 1 and self.count * lanes <= FEW else [1]
+        return [1, lanes] if lanes > 1 and self.count * lanes <= limits.THREADS_AT_ONCE else [1]
 
     def by(self, lanes: int) -> Self:
         """The same by so many threads."""
@@ -174,7 +166,7 @@ class FusedStep:
         texts = [[f"{j} {k}" for k in range(size)] for j, size in enumerate(self._sizes)]
         code = self.code(self.lanes)
         tables = self.written(evaluate(self.program, self.tables(code, texts), code))
-        return Lanes.of(code, tables, self.states, self.lanes, MOST, "common")
+        return Lanes.of(code, tables, self.states, self.lanes, limits.MAX_INSTRUCTIONS, "common")
 
     @property
     def whole(self) -> Program:
@@ -225,7 +217,8 @@ class FusedStep:
 
     def code(self, threads: int) -> Code:
         """What will have the statements of a step for one example that so many threads share."""
-        return Code(MOST if threads == 1 else MOST_OF_ALL, threads)
+        most = limits.MAX_INSTRUCTIONS if threads == 1 else limits.MAX_INSTRUCTIONS_OF_ALL
+        return Code(most, threads)
 
     def tables(self, code: Code, texts: Sequence[Sequence[str]]) -> list[Entries]:
         """The operands of a step; ``texts``: expressions of the entries of each."""
@@ -252,8 +245,8 @@ class FusedStep:
     def _sizes(self) -> list[int]:
         """The number of entries of each operand, of one example."""
         sizes = [math.prod(own_shape(x.aval.shape, axes)) for x, axes in self.operands]
-        if max(sizes) > MOST_READ:
-            raise CannotFuse(f"a step reads an array of more than {MOST_READ} entries")
+        if max(sizes) > limits.MAX_READ:
+            raise CannotFuse(f"a step reads an array of more than {limits.MAX_READ} entries")
         return sizes
 
     @property
@@ -269,7 +262,7 @@ class FusedStep:
     @property
     def threads(self) -> int:
         """The number of threads of all examples."""
-        return WARP * -(-self.count * self.lanes // WARP)
+        return limits.WARP * -(-self.count * self.lanes // limits.WARP)
 
     @property
     def waits(self) -> int:
@@ -277,18 +270,18 @@ class FusedStep:
 
         That of its critical path, and all of them at the rate at which they start.
         """
-        return self.latency + -(-self.instructions // STARTS)
+        return self.latency + -(-self.instructions // limits.ISSUED)
 
 
 def lanes_for(entries: int) -> int:
     """The threads that share an array, a power of 2."""
-    return min(WARP, 1 << (entries - 1).bit_length())
+    return min(limits.WARP, 1 << (entries - 1).bit_length())
 
 
 def _check(program: Program, states: int, count: int) -> None:
     width = sum(z.aval.size for z in program.invars[:states]) // max(count, 1)
-    if width > WIDEST:
-        raise CannotFuse(f"a state has {width} entries, of at most {WIDEST} in a kernel")
+    if width > limits.MAX_STATE:
+        raise CannotFuse(f"a state has {width} entries, of at most {limits.MAX_STATE} in a kernel")
     for variable in program.invars[:states]:
         if not variable.aval.size:
             raise CannotFuse("a leaf of the state has no entries")

@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.jacobian import linearised
 from deeppcr.lower.gpu.fused.kernel import Kernel
@@ -21,17 +22,8 @@ from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.memory import Array, assigned, block, example_indices, index_type
 from deeppcr.lower.gpu.fused.operations import CannotFuse, spelled
 from deeppcr.lower.gpu.fused.solve_text import DEVICE, TEXT
-from deeppcr.lower.gpu.fused.step import MOST, WARP, FusedStep, lanes_for
+from deeppcr.lower.gpu.fused.step import FusedStep, lanes_for
 
-# Threads of a block, and steps of each at most, by the entries of a state: what registers and
-# shared memory hold. Not yet timed on a device.
-SIZES = {1: (512, 8), 2: (512, 4), 3: (256, 4), 4: (256, 2)}
-SIZES |= dict.fromkeys(range(5, 9), (512, 2)) | dict.fromkeys(range(9, 17), (256, 2))
-ALONE = 4  # entries of a state, up to which a thread has all rows of the Jacobian
-SIDE, MANY = 8, 1024  # examples side by side, from so many of one entry on: a sector of memory
-PROGRAM = 8192  # instructions of the steps of a thread
-TRIP, FEWEST = 64, 12  # steps that a loop takes in the time of an iteration; the least budget
-PROCESSORS = 128  # that work at the same time, about as many as a large GPU has
 COUNTED = "int* counted", "int* reached", "float* left"  # of each chain
 EPS = float(np.finfo(np.float32).eps)
 
@@ -76,18 +68,21 @@ class Grid(NamedTuple):
     @classmethod
     def of(cls, step: FusedStep, length: int, cluster: int, instructions: int = 1) -> Self:
         """That of a chain; ``instructions``: of a step and its derivative."""
-        lanes, side = lanes_of(step), SIDE if step.width == 1 and step.count >= MANY else 1
-        groups, (threads, most) = -(-step.count // side), SIZES[step.width]
+        lanes, side = lanes_of(step), 1
+        if step.width == 1 and step.count >= limits.MANY_EXAMPLES:
+            side = limits.SIDE_BY_SIDE
+        groups = -(-step.count // side)
+        threads, most = limits.WINDOWS[step.width]
         abreast = side * lanes
-        while threads > WARP and threads // abreast >= 2 * length:
+        while threads > limits.WARP and threads // abreast >= 2 * length:
             threads //= 2
         ranks = 1
-        while 2 * ranks <= cluster and 2 * ranks * groups <= PROCESSORS:
+        while 2 * ranks <= cluster and 2 * ranks * groups <= limits.PROCESSORS:
             if ranks * threads // abreast >= length:
                 break
             ranks *= 2
         needed = -(-length * abreast // (ranks * threads))
-        steps = min(most, PROGRAM // max(instructions, 1), needed)
+        steps = min(most, limits.WINDOW_INSTRUCTIONS // max(instructions, 1), needed)
         return cls(lanes, side, groups, ranks, threads, max(1, steps))
 
     @property
@@ -97,12 +92,12 @@ class Grid(NamedTuple):
 
     def rounds(self, length: int) -> int:
         """The windows that one processor works on, one after another."""
-        return -(-length // self.span) * -(-self.groups * self.ranks // PROCESSORS)
+        return -(-length // self.span) * -(-self.groups * self.ranks // limits.PROCESSORS)
 
 
 def lanes_of(step: FusedStep) -> int:
     """The threads that share a step."""
-    return 1 if step.width <= ALONE else lanes_for(step.width)
+    return 1 if step.width <= limits.ALL_ROWS else lanes_for(step.width)
 
 
 def kernel_of(
@@ -121,8 +116,8 @@ def kernel_of(
     operands = [Array.of(f"a{k}", *each) for k, each in enumerate(step.operands)]
     results = [Array.of(f"y{k}", *each) for k, each in enumerate(step.results[step.states :])]
     states, width = operands[: step.states], step.width
-    if width not in SIZES:
-        raise CannotFuse(f"a state has {width} entries, of at most {max(SIZES)}")
+    if width not in limits.WINDOWS:
+        raise CannotFuse(f"a state has {width} entries, of at most {max(limits.WINDOWS)}")
     if any(x.type.store != "{}" for x in states):
         raise CannotFuse("a state is shorter than float32")
     count, rest = lanes_of(step), iter(range(width))
@@ -130,8 +125,8 @@ def kernel_of(
     others = operands[step.states :]
     texts += [[f"{j} {k}" for k in range(len(x.places))] for j, x in enumerate(others, 1)]
     code, values, columns = linearised(step, texts, count)
-    lanes = Lanes.of(code, [values], 1, count, MOST, "evaluated")
-    both = Lanes.of(code, [values, *columns], 1, count, MOST, "linearised")
+    lanes = Lanes.of(code, [values], 1, count, limits.MAX_INSTRUCTIONS, "evaluated")
+    both = Lanes.of(code, [values, *columns], 1, count, limits.MAX_INSTRUCTIONS, "linearised")
 
     grid = Grid.of(step, length, cluster, both.instructions)
     used = [x for x in operands if x.places]
@@ -174,7 +169,9 @@ def kernel_of(
             name: spelled(np.float32(getattr(criterion, name)))
             for name in ("residual", "standing", "update")
         },
-        iterations=min(criterion.iterations, max(FEWEST, grid.span // TRIP)),
+        iterations=min(
+            criterion.iterations, max(limits.LEAST_BUDGET, grid.span // limits.STEPS_OF_ITERATION)
+        ),
     )
     return Kernel(FUNCTIONS + text, grid.groups * grid.ranks, grid.threads, grid.ranks)
 

@@ -1,4 +1,4 @@
-"""`fused_scan_p`: a recurrence that is one kernel on a GPU, and `jax.lax.scan` elsewhere.
+"""A recurrence that is one kernel on a GPU, and `jax.lax.scan` elsewhere.
 
 Its program for other readers, such as `depth`, is that of `jax.lax.scan`; so are its derivatives. A
 solve has its own, and does not ask for them.
@@ -12,15 +12,15 @@ import jax
 from jax import lax
 
 from deeppcr.arrays.state import Leaves
+from deeppcr.lower.gpu.fused.call import kernel_call_p
 from deeppcr.lower.gpu.fused.kernel import Kernel, kernel_of
-from deeppcr.lower.gpu.fused.mapped import KernelCall
 from deeppcr.lower.gpu.fused.nvrtc import Launch
 from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.programs.cut_first import evaluate
 
 
 class _Loop(NamedTuple):
-    """A kernel that computes step after step: see `KernelCall`.
+    """A kernel that computes step after step: see `Recurring`.
 
     Attributes:
         step: with its outputs.
@@ -31,6 +31,9 @@ class _Loop(NamedTuple):
     step: FusedStep
     length: int
     reverse: bool
+
+    def __repr__(self) -> str:
+        return "fused_scan"
 
     @property
     def text(self) -> Kernel:
@@ -75,9 +78,6 @@ class _Loop(NamedTuple):
         return launch(self.text, self.step.read(operands), results)
 
 
-fused_scan_p = KernelCall("fused_scan")
-
-
 def fused_scan(
     step: FusedStep, states: Leaves, inputs: Leaves, captured: Leaves, reverse: bool, length: int
 ) -> tuple[Leaves, Leaves]:
@@ -89,7 +89,7 @@ def fused_scan(
     operands = [*states, *inputs, *captured]
     program = jax.make_jaxpr(partial(_scan, step, reverse, length))(*operands)
     kernel = _Loop(step, length, reverse)
-    found: Leaves = fused_scan_p.bind(*operands, call_jaxpr=program, kernel=kernel, first=0)
+    found: Leaves = kernel_call_p.bind(*operands, call_jaxpr=program, kernel=kernel, first=0)
     return found[: step.states], found[step.states :]
 
 

@@ -26,8 +26,8 @@ class KernelCall(Call):
     captured arrays. Of its results those with steps have them on axis 0.
     """
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("kernel_call")
         self.def_impl(self._eagerly)
         mlir.register_lowering(self, mlir.lower_fun(self._on_a_gpu, multiple_results=True), "cuda")
 
@@ -96,6 +96,9 @@ class KernelCall(Call):
         arrays += constants
         closed = jax.make_jaxpr(program)(*arrays)
         return self.bind(*arrays, call_jaxpr=closed, kernel=kernel, first=first), along
+
+
+kernel_call_p = KernelCall()
 
 
 def _moved(size: int, x: Array, axis: int | None, place: int | None) -> Array:
