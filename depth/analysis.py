@@ -59,7 +59,8 @@ def analyze_all(
 
     Each loop in ``trip_counts`` must belong to one of them.
     """
-    costs, loops = [], set[WhileLoop]()
+    costs = []
+    loops = set[WhileLoop]()
     for fn in fns:
         if not callable(fn):
             raise TypeError(f"fn must be a function, but it is {type(fn).__name__}: {fn!r}")
@@ -90,7 +91,8 @@ def analyze_loops(
     _check_trip_counts(trip_counts)
     read = reader(trip_counts)
     block = read.block(jaxpr)
-    listed, paths = (tuple(read.unknown), tuple(read.expected)), Paths(block, structure)
+    listed = (tuple(read.unknown), tuple(read.expected))
+    paths = Paths(block, structure)
     arrays = block.inputs + len(block.outputs)
     return Cost(*block.totals, *listed, ((paths, 1),), block, arrays), set(read.loops)
 

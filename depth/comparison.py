@@ -132,7 +132,9 @@ class Comparison:
 
 def _ratio(above: float, below: float, *costs: Cost) -> Ratio:
     """``above / below``, 1 if both are zero. A number of a cost with unknown parts may grow."""
-    ratio = above / below if below else (inf if above else 1.0)
+    ratio = inf if above else 1.0
+    if below:
+        ratio = above / below
     over, under = (bool(cost.unknown) for cost in costs)
     return Ratio(0.0 if under else ratio, inf if over else ratio)
 

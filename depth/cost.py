@@ -303,7 +303,11 @@ def first_of(entries: Sequence[Any]) -> str:
 
 def bounded(cost: Cost) -> str:
     """The depth as text, after ">=" if it is a lower bound, or "~" if it is an estimate."""
-    sign = ">= " if cost.unknown else "~ " if cost.expected else ""
+    sign = ""
+    if cost.unknown:
+        sign = ">= "
+    elif cost.expected:
+        sign = "~ "
     return f"{sign}{count(cost.depth)}"
 
 

@@ -65,7 +65,8 @@ def reduction_work(equation: Any) -> int:
 
 def along(equation: Any) -> int:
     """The length of the axis that the primitive works along, by default the last."""
-    params, names = equation.params, ("axis", "dimension", "reduction_dimension", "operand_axis")
+    params = equation.params
+    names = ("axis", "dimension", "reduction_dimension", "operand_axis")
     axis = next((params[name] for name in names if name in params), -1)
     extent = shape(equation.invars[0])
     return extent[axis] if extent else 1

@@ -29,4 +29,8 @@ def dependence(jaxpr: Any, inputs: Sequence[Sources]) -> list[Sources]:
     """The dependences of each result of ``jaxpr``, given those of each input."""
     block, algebra = reader().block(jaxpr), AnyPath(0)
     paths = block.matrix(algebra)[: len(block.outputs), 1:] > algebra.threshold
-    return [Sources().union(*(inputs[i] for i in np.flatnonzero(row).tolist())) for row in paths]
+    results = []
+    for row in paths:
+        sources = [inputs[i] for i in np.flatnonzero(row).tolist()]
+        results.append(Sources().union(*sources))
+    return results

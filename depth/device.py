@@ -92,7 +92,8 @@ class Device:
         if self.platform is None:
             object.__setattr__(self, "platform", "cpu" if self.small_loop else "cuda")
         for entry in fields(self):
-            name, value = entry.name, getattr(self, entry.name)
+            name = entry.name
+            value = getattr(self, entry.name)
             if name in ("name", "source", "platform") or (name in OPTIONAL and value is None):
                 continue
             figures = [value]

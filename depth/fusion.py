@@ -95,7 +95,8 @@ class Kernels:
                 known.update(node.results)
             if not known.issuperset(node.results):
                 moving.append(node)
-        program, jaxpr = self._grouped(moving, ends), scan.block.jaxpr
+        program = self._grouped(moving, ends)
+        jaxpr = scan.block.jaxpr
         state = range(1 + scan.consts, 1 + scan.consts + scan.carry)
         path = _path(nodes, state, ends[: scan.carry])
         alone = [node for node in nodes if _kind(node) not in FUSED and _kind(node) != "reduction"]
@@ -129,7 +130,8 @@ class Kernels:
             nonlocal slots
             most = SMALL if len(block.nodes) > 1 else inf
             for node in block.nodes:
-                operands, call = tuple(place[slot] for slot in node.operands), node.transfer
+                operands = tuple(place[slot] for slot in node.operands)
+                call = node.transfer
                 own = node.equation.primitive.name in (ONE_KERNEL, ONE_FUNCTION)
                 if (
                     isinstance(call, Call)
@@ -224,7 +226,7 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     for k, node in enumerate(nodes):
         if node.transfer is None:
             members[root(k)].append(k)
-    read_by = {slot: {root(reader) for reader in found} for slot, found in readers.items()}
+    read_by = {slot: set(map(root, found)) for slot, found in readers.items()}
     torn = {slot for slot, count in cuts.items() if count > 1}
     for leader, inside in members.items():
         kernel = _kernel([nodes[k] for k in inside], leader, read_by, returned, torn)
@@ -268,7 +270,8 @@ def _kernel(
             operations["contraction"] += operations.pop("reduction", 0)
         if own not in FUSED or not kind:
             first = equation.invars[0] if equation.invars else None
-            kind, dtype = own, str(getattr(getattr(first, "aval", None), "dtype", ""))
+            kind = own
+            dtype = str(getattr(getattr(first, "aval", None), "dtype", ""))
         if name == "dot_general":
             kind, pieces = work.product_kind(equation)
         elif name == work.CONVOLUTION:
@@ -297,7 +300,8 @@ def _kernel(
         rearranged = sum(work.rearranged(node.equation) for node in nodes)
         operations["move"] += rearranged
         vectors["move"] += rearranged
-    moved, by_class = sum(read.values()) + written, tuple(sorted(operations.items()))
+    moved = sum(read.values()) + written
+    by_class = tuple(sorted(operations.items()))
     sizes = moved, pieces, max(results, 1), max(apart, moved)
     if _is_by_entry(nodes, torn):
         vectors["by entry"] += vectors.pop("transcendental", 0)
@@ -313,7 +317,8 @@ def _is_by_entry(nodes: list[Node], torn: set[int]) -> bool:
     """
     computed, sliced = set[int](), set[int]()
     for node in nodes:
-        known, depends = primitive(node.equation), not computed.isdisjoint(node.operands)
+        known = primitive(node.equation)
+        depends = not computed.isdisjoint(node.operands)
         if depends and (known.cuts or known.reorders):
             return True
         if known.cuts and node.equation.primitive.name not in ("gather", "dynamic_slice"):
@@ -325,7 +330,8 @@ def _is_by_entry(nodes: list[Node], torn: set[int]) -> bool:
 
 def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:
     """The inputs of a node of a kernel that come from outside, or were written before."""
-    equation, known = node.equation, primitive(node.equation)
+    equation = node.equation
+    known = primitive(node.equation)
     inputs: dict[Any, int] = {}
     for position, (slot, atom) in enumerate(zip(node.operands, equation.invars, strict=False)):
         if slot in reach:

@@ -100,7 +100,8 @@ class Block:
 
     def programs(self) -> "Iterator[Block]":
         """This program and those inside it, each once."""
-        found, waiting = {self}, [self]
+        found = {self}
+        waiting = [self]
         while waiting:
             block = waiting.pop()
             yield block
@@ -242,7 +243,8 @@ class Scan(Transfer):
         """The matrix of the unrolled program."""
         state = slice(1 + self.consts, 1 + self.consts + self.carry)
         body = algebra.of(self.block)[: len(self.block.outputs)]
-        from_state, from_others = body[:, state], np.delete(body, state, axis=1)
+        from_state = body[:, state]
+        from_others = np.delete(body, state, axis=1)
         a, d = np.split(from_state, [self.carry])
         b, e = np.split(from_others, [self.carry])
         last, latest = algebra.repeat(a, b, self.trips)
@@ -284,7 +286,8 @@ class While(Transfer):
 
     def matrix(self, algebra: Algebra) -> Array:
         """The state after all trips, and after the condition that ends the loop."""
-        carried, first = len(self.body.outputs), 1 + self.condition_consts + self.body_consts
+        carried = len(self.body.outputs)
+        first = 1 + self.condition_consts + self.body_consts
         state = slice(first, first + carried)
         # The condition's row and the body's rows, over START and all operands.
         condition, body = algebra.nothing(1, state.stop), algebra.nothing(carried, state.stop)

@@ -52,7 +52,8 @@ def shard_map(reading: Reading, equation: Any) -> None:
 
     Its work counts for every device.
     """
-    params, mesh = equation.params, equation.params["mesh"]
+    params = equation.params
+    mesh = equation.params["mesh"]
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     manual = params.get("manual_axes", params.get("newly_manual_axes", mesh.axis_names))
     block = reading.inner(equation, params["jaxpr"], axes=sizes)
@@ -72,7 +73,8 @@ def custom_linear_solve(reading: Reading, equation: Any) -> None:
 @enters("call_hi_primitive", "call_hi_primitive_linearized")
 def call_hi_primitive(reading: Reading, equation: Any) -> None:
     """A primitive that expands to a program, as `jax.lax.custom_root` since jax 0.12."""
-    known, avals = equation.params.get("_prim"), [atom.aval for atom in equation.invars]
+    known = equation.params.get("_prim")
+    avals = [atom.aval for atom in equation.invars]
     try:
         jaxpr = jax.make_jaxpr(
             lambda *flat: known.expand(*jax.tree.unflatten(known.in_tree, flat))
@@ -91,7 +93,8 @@ def cond(reading: Reading, equation: Any) -> None:
 
     Of `jax.lax.platform_dependent` it is the one that is lowered for jax's default device.
     """
-    branches, platforms = equation.params["branches"], equation.params.get("branches_platforms")
+    branches = equation.params["branches"]
+    platforms = equation.params.get("branches_platforms")
     known = reading.integers(equation)[1:]
     if not platforms:
         blocks = [reading.inner(equation, branch, known) for branch in branches]
@@ -113,7 +116,8 @@ def scan(reading: Reading, equation: Any) -> None:
     known = [*reading.integers(equation)[:consts], *[None] * (len(equation.invars) - consts)]
     block = reading.inner(equation, params["jaxpr"], known)
     reading.lose_written(equation, block, 0)  # first: the second trip reads what the first has left
-    length, unroll = params["length"], params.get("unroll", 1)
+    length = params["length"]
+    unroll = params.get("unroll", 1)
     steps = max(1, length if unroll is True else min(int(unroll), length))
     reading.enter(equation, Scan(block, consts, carry, length, steps))
 
@@ -121,8 +125,10 @@ def scan(reading: Reading, equation: Any) -> None:
 @enters("while")
 def repeat(reading: Reading, equation: Any) -> None:
     """A program repeated while a condition holds."""
-    params, known = equation.params, reading.integers(equation)
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    params = equation.params
+    known = reading.integers(equation)
+    first = params["cond_nconsts"]
+    second = params["cond_nconsts"] + params["body_nconsts"]
     blank = [None] * (len(known) - second)
     condition = reading.inner(equation, params["cond_jaxpr"], [*known[:first], *blank])
     before = set(reading.reader.expected)
@@ -205,7 +211,8 @@ def pallas_call(reading: Reading, equation: Any) -> None:
 
     One step of the grid counts.
     """
-    kernel, grid = without_constants(equation.params["jaxpr"]), equation.params["grid_mapping"].grid
+    kernel = without_constants(equation.params["jaxpr"])
+    grid = equation.params["grid_mapping"].grid
     operands, results = len(equation.invars), len(equation.outvars)
     if len(kernel.invars) < operands + results or not all(map(is_reference, kernel.invars)):
         return reading.opaque(equation, "a kernel with operands of an unknown kind")

@@ -73,7 +73,8 @@ class Algebra:
         """
         result = self.nothing(a.shape[0], b.shape[1])
         alike: dict[Any, list[tuple[int, Any]]] = {}
-        paths_a, paths_b = a > self.threshold, (b > self.threshold).any(axis=1)
+        paths_a = a > self.threshold
+        paths_b = (b > self.threshold).any(axis=1)
         for k in np.flatnonzero(paths_a.any(axis=0) & paths_b).tolist():
             top = a[:, k].max()
             shape = np.where(paths_a[:, k], a[:, k] - top, 1)

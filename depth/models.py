@@ -22,7 +22,9 @@ from depth.compilers import is_hoisted
 from depth.device import Device
 from depth.platforms import chosen_device, compiled_for, cores, first_device
 
-_T, _G, _US = 1e12, 2**30, 1e-6
+_T = 1e12
+_G = 2**30
+_US = 1e-6
 WARP = 32  # threads of a GPU whose reads run one after another where these are out of order
 _GPU = (
     "latencies: kernels in a CUDA stream take 3 to 5 us, a lax.scan of a scalar 8 us a step "
@@ -294,8 +296,9 @@ def model_of(device: jax.Device) -> Device:
 def _generic(platform: str, cores: int, flags: str) -> Device:
     """The same object each time, so that choices for it can be cached by identity."""
     if platform == "cpu":
-        limits = [float(limit) for limit in _SMALL_LOOP.findall(flags)]
-        limit = limits[-1] if limits else HOISTED if is_hoisted() else SMALL_LOOP
+        limit = HOISTED if is_hoisted() else SMALL_LOOP
+        if limits := _SMALL_LOOP.findall(flags):
+            limit = float(limits[-1])
         return generic_cpu(cores).replace(small_loop=limit)
     name, like = ("TPU", "TPU v5e") if platform == "tpu" else ("GPU", "A100")
     source = f"the figures of {like}, since this device has none; {devices[like].source}"

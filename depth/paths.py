@@ -70,7 +70,8 @@ class Itemised(Algebra):
         for block in top.programs():
             for node in block.nodes:
                 if node.depth:
-                    equation, where = node.equation, location(node.equation, block.caller)
+                    equation = node.equation
+                    where = location(node.equation, block.caller)
                     amounts = node.depth, primitive(equation).work(equation), traffic(equation)
                     row = Operations(equation.primitive.name, where, 1, *amounts)
                     self._digit[id(node)] = self._items.setdefault(row, len(self._items))

@@ -84,7 +84,8 @@ class Processor:
 
     def _work(self, kernel: Kernel) -> float:
         """Seconds of its arithmetic, by vectors."""
-        device, total = self.device, 0.0
+        device = self.device
+        total = 0.0
         for kind, count in kernel.vectors:
             if kind == "product":
                 shared = max(count - ALONE, 0.0)

@@ -96,7 +96,8 @@ class Reader:
         A number given for this loop comes before an expected one, and that before one given for all
         loops.
         """
-        proven, given = trip_count(equation, operands), self.trip_counts
+        proven = trip_count(equation, operands)
+        given = self.trip_counts
         if proven is not None:
             return proven, True
         self.loops[loop] = None
@@ -110,12 +111,11 @@ class Reader:
 
     def _has_loop(self, jaxpr: Any) -> bool:
         if id(jaxpr) not in self._loops_inside:
-            self._loops_inside[id(jaxpr)] = any(
-                equation.primitive.name == "while"
-                or any(self._has_loop(inner) for inner in inside(equation))
-                for equation in jaxpr.eqns
-            )
+            self._loops_inside[id(jaxpr)] = any(map(self._is_or_has_loop, jaxpr.eqns))
         return self._loops_inside[id(jaxpr)]
+
+    def _is_or_has_loop(self, equation: Any) -> bool:
+        return equation.primitive.name == "while" or any(map(self._has_loop, inside(equation)))
 
 
 class Reading:
@@ -139,7 +139,10 @@ class Reading:
         axes: dict[str, int],
         known: Sequence[int | None],
     ):
-        self.reader, self.jaxpr, self.caller, self.axes = reader, jaxpr, caller, axes
+        self.reader = reader
+        self.jaxpr = jaxpr
+        self.caller = caller
+        self.axes = axes
         self.slot: dict[Any, int] = dict.fromkeys(jaxpr.constvars, START)
         self.slot |= {variable: 1 + i for i, variable in enumerate(jaxpr.invars)}
         given = zip(jaxpr.invars, known, strict=True)

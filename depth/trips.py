@@ -50,7 +50,8 @@ def in_range(value: int, dtype: Any) -> bool:
 
 def copies(equation: Any) -> bool:
     """Whether the one element of the result is that of the operand, cast or not."""
-    known, atoms = primitive(equation), [*equation.invars, *equation.outvars]
+    known = primitive(equation)
+    atoms = [*equation.invars, *equation.outvars]
     moves = known.kind == "move" and known.numpy is not None
     return (moves or equation.primitive.name == "convert_element_type") and (
         len(atoms) == 2 and all(getattr(atom.aval, "size", None) == 1 for atom in atoms)
@@ -109,7 +110,8 @@ def trip_count(equation: Any, operands: list[int | None]) -> int | None:
     """
     params = equation.params
     given: list[Value] = [None if value is None else Affine(None, value) for value in operands]
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    first = params["cond_nconsts"]
+    second = params["cond_nconsts"] + params["body_nconsts"]
     init = operands[second:]
 
     def trip(state: list[Value]) -> list[Value]:
@@ -144,7 +146,10 @@ def _count(name: str, start: int, step: int, bound: int) -> int | None:
     None if it never ends.
     """
     if name in ("gt", "ge"):  # downwards is upwards, mirrored
-        name, start, step, bound = MIRRORED[name], -start, -step, -bound
+        name = MIRRORED[name]
+        start = -start
+        step = -step
+        bound = -bound
     if name == "ne":
         trips, rest = divmod(bound - start, step) if step else (0, bound - start)
         return trips if rest == 0 and trips >= 0 else None

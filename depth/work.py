@@ -34,7 +34,8 @@ def is_reshape(equation: Any) -> bool:
 
 def operations(equation: Any, kind: str) -> dict[str, int]:
     """The operations of an equation, by class."""
-    name, known = equation.primitive.name, primitive(equation)
+    name = equation.primitive.name
+    known = primitive(equation)
     if is_reshape(equation):
         return {}
     if known.reorders or (name == "slice" and not _is_straight(equation)):
@@ -50,7 +51,8 @@ def operations(equation: Any, kind: str) -> dict[str, int]:
 
 def waits(equation: Any) -> int:
     """The additions that take as long as an equation whose operands are ready."""
-    known, name = primitive(equation), equation.primitive.name
+    known = primitive(equation)
+    name = equation.primitive.name
     if known.transcendental:
         return FUNCTION
     if name == "dot_general":
@@ -62,7 +64,8 @@ def waits(equation: Any) -> int:
 
 def vectors(equation: Any, kind: str) -> dict[str, int]:
     """The operations of an equation, by class, in whole vectors of a processor."""
-    name, known = equation.primitive.name, primitive(equation)
+    name = equation.primitive.name
+    known = primitive(equation)
     if is_reshape(equation) or known.free:
         return {}
     if name == "dot_general":

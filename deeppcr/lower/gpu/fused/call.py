@@ -51,7 +51,8 @@ class KernelCall(Call):
         ``device``: None if there is none, as where jax compiles for another machine. Then nothing
         is tried.
         """
-        results, given = list(map(abstract, call_jaxpr.out_avals)), operands[first:]
+        results = list(map(abstract, call_jaxpr.out_avals))
+        given = operands[first:]
         wrong = device and fault(launch, device, kernel, results, given)
         if not wrong:
             return kernel.run(launch, results, given)
@@ -72,7 +73,8 @@ class KernelCall(Call):
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
         kernel, first, size = params["kernel"], params["first"], names["axis_size"]
-        states, of_steps = kernel.step.states, len(kernel.step.whole.invars)
+        states = kernel.step.states
+        of_steps = len(kernel.step.whole.invars)
         moves = [k < states or axis is not None for k, axis in enumerate(axes[first:])]
         try:
             step, constants = kernel.step.mapped(size, moves)

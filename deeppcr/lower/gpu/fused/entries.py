@@ -155,7 +155,8 @@ def narrow(table: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
         numbers = np.fromiter(map(id, table.flat), np.int64, table.size).reshape(table.shape)
     for axis in axes:
         if axis is not None and (numbers == (first := numbers.take([0], axis))).all():
-            numbers, table = first, table.take([0], axis)
+            numbers = first
+            table = table.take([0], axis)
     return table
 
 
@@ -187,7 +188,8 @@ def _elementwise(
 
 def _operation(equation: Any) -> Operation:
     """The operation of an elementwise equation."""
-    count, operand = len(equation.invars), equation.invars[-1].aval.dtype
+    count = len(equation.invars)
+    operand = equation.invars[-1].aval.dtype
     return operation(equation.primitive.name, operand, equation.outvars[0].aval.dtype, count)
 
 
@@ -264,7 +266,8 @@ def _accumulated(equation: Any, operand: Entries, call: Callable[[Sequence[Any]]
 
 def _product(equation: Any, operands: list[Entries], apply: Code) -> Entries:
     """A product as sums: ``[*batch, rows, 1, terms]`` times ``[*batch, 1, columns, terms]``."""
-    out, arranged = equation.outvars[0], list[Entries]()
+    out = equation.outvars[0]
+    arranged = list[Entries]()
     dtype = out.aval.dtype
     working = dtype if np.issubdtype(dtype, np.integer) else np.dtype(np.float32)
     casts = [convert(x.aval.dtype, working) for x in equation.invars]
@@ -281,7 +284,8 @@ def _product(equation: Any, operands: list[Entries], apply: Code) -> Entries:
         examples = tuple(None if axis is None else place[axis] for axis in each.examples)
         arranged.append(Entries(np.expand_dims(table, ones), examples))
     (left, right), examples = _together(arranged, out.aval.ndim + 1)
-    shape, terms = _shape(out, examples), left.shape[-1]
+    shape = _shape(out, examples)
+    terms = left.shape[-1]
     if not terms:
         raise CannotFuse("a product has no terms")
     left, right = (np.broadcast_to(x, (*shape, terms)) for x in (left, right))
@@ -330,10 +334,12 @@ def _moved(
     """A move of entries: the examples are where the same move puts their numbers."""
     shapes = [x.aval.shape for x in equation.invars[: len(operands)]]
     distinct = {id(x): x for each in operands for x in each.table.flat}
-    entries, number = table_of([*distinct.values()], (-1,)), {x: k for k, x in enumerate(distinct)}
-    coded = [np.array([number[id(x)] for x in each.table.flat], int) for each in operands]
-    pairs = zip(coded, operands, shapes, strict=True)
-    full = [np.broadcast_to(x.reshape(each.table.shape), shape) for x, each, shape in pairs]
+    entries = table_of([*distinct.values()], (-1,))
+    number = {x: k for k, x in enumerate(distinct)}
+    full = []
+    for each, shape in zip(operands, shapes, strict=True):
+        coded = np.array([number[id(x)] for x in each.table.flat], int)
+        full.append(np.broadcast_to(coded.reshape(each.table.shape), shape))
     tables = rule(equation, full)
     along: list[list[int | None]] = [[] for _ in tables]
     for axes in zip(*(each.examples for each in operands), strict=True):

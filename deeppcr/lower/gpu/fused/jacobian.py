@@ -72,7 +72,9 @@ def _joined(tables: Sequence[np.ndarray]) -> np.ndarray:
 
 def _unit(state: Sequence[Entries], k: int) -> list[Entries]:
     """The tangent of entry ``k`` of a state."""
-    zero, one, tangents = np.float32(0), np.float32(1), []
+    zero = np.float32(0)
+    one = np.float32(1)
+    tangents = []
     for leaf in state:
         size = leaf.table.size
         entries = [one if k == place else zero for place in range(size)]

@@ -88,7 +88,9 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
 
     ``reverse``: whether the first step is the last of the arrays.
     """
-    lanes, end, middle = step.divided(), step.states, step.states + step.inputs
+    lanes = step.divided()
+    end = step.states
+    middle = step.states + step.inputs
     operands = [
         Array.of(f"a{k}", *each).side_by_side(lanes.reads[k], lanes)
         for k, each in enumerate(step.operands)

@@ -146,8 +146,12 @@ class _Writer:
         name: str,
     ) -> None:
         """``widths``: the entries of each leaf of a state; the others are those of `Lanes.of`."""
-        self._sides, self._count, self._most, self._name = sides, count, most, name
-        self.declared, self.instructions = Declared(name), 0
+        self._sides = sides
+        self._count = count
+        self._most = most
+        self._name = name
+        self.declared = Declared(name)
+        self.instructions = 0
         self.lines: list[str] = []
         self.shared: list[str] = []
         self.reads = defaultdict[int, list[tuple[int, ...]]](list)
@@ -173,18 +177,21 @@ class _Writer:
             numbers = filled(side)
             text = numbers[0]
             return self.declared(_type(numbers), chosen(numbers)) if side[1:] else text, NEVER
-        first, kinds = values[0], kinds_of(side)
+        first = values[0]
+        kinds = kinds_of(side)
         if len(side) == 1 and self._sides.source.get(first, side) != side:
             return self._receive(first)
         parts = list(map(self.written, parts_of(side)))
-        texts, waits = [text for text, _ in parts], max((x for _, x in parts), default=NEVER)
+        texts = [text for text, _ in parts]
+        waits = max((x for _, x in parts), default=NEVER)
         if len(kinds) > 1:
             text = chosen(filled([x and texts[kinds.index(kind_of(x))] for x in side]))
             cost = len(kinds) - 1, len(kinds) - 1
         elif not first.operands:
             return self._read(side)
         else:
-            text, cost = first.text.format(*texts), first.cost
+            text = first.text.format(*texts)
+            cost = first.cost
         return self._line(first.register, text, cost[1], waits + cost[0])
 
     def _line(self, register: str, text: str, instructions: int, waits: float) -> Known:

@@ -213,7 +213,10 @@ class Code:
     """
 
     def __init__(self, most: int, threads: int = 1) -> None:
-        self.most, self.threads, self.instructions, self.folds = most, threads, 0, False
+        self.most = most
+        self.threads = threads
+        self.instructions = 0
+        self.folds = False
         self.values: list[Value] = []
         self._known: dict[Any, Value] = {}
 
@@ -276,7 +279,8 @@ def _folded(operation: Operation, entries: Sequence[Any]) -> Any:
     """What an operation on 0 or 1 results in; None if that is not known, as of integers."""
     if not jnp.issubdtype(operation.dtype, jnp.floating):
         return None
-    text, zero = operation.text, np.zeros((), operation.dtype)[()]
+    text = operation.text
+    zero = np.zeros((), operation.dtype)[()]
     numbers = [None if isinstance(x, Value) else x for x in entries]
     if any(numbers[k] == 0 for k in ZERO.get(text, ())):
         return zero

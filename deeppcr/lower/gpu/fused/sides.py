@@ -87,7 +87,8 @@ def _merged(sides: list[Side]) -> dict[Side, list[Side]]:
     """Sides that are one kind of function, those in one that leave room for each other."""
     merged: dict[Side, list[Side]] = {}
     for side in sorted(sides, key=lambda side: side.count(None)):
-        found, own = side, [side]
+        found = side
+        own = [side]
         for other in merged if None in side else ():
             pairs = list(zip(side, other, strict=False))
             if len(side) == len(other) and all(x == y or not (x and y) for x, y in pairs):
@@ -131,11 +132,16 @@ def kinds_of(side: Side) -> list[tuple[Any, ...]]:
 def parts_of(side: Side) -> list[Side]:
     """What a side is made of: its operands, or sides of one kind each."""
     if len(kinds := kinds_of(side)) > 1:
-        return [side_of([x if x and kind_of(x) == kind else None for x in side]) for kind in kinds]
+        return [_of_kind(side, kind) for kind in kinds]
     known = next(x for x in side if x is not None)
     count = 0 if isinstance(known, str) else len(known.operands)
     operands = [x.operands if isinstance(x, Value) else (None,) * count for x in side]
     return [side_of(each) for each in zip(*operands, strict=True)]
+
+
+def _of_kind(side: Side, kind: tuple[Any, ...]) -> Side:
+    """The entries of one kind; any other is None."""
+    return side_of([x if x and kind_of(x) == kind else None for x in side])
 
 
 def filled(entries: Sequence[Any]) -> list[Any]:

@@ -76,7 +76,8 @@ class FusedSolve(NamedTuple):
     @property
     def instructions(self) -> int:
         """Of all threads, with a derivative as long as the step for each entry."""
-        step, count = self.step, self.length * self.step.count
+        step = self.step
+        count = self.length * self.step.count
         return self._passes * count * step.lanes * step.instructions * (1 + step.width)
 
     @property

@@ -175,7 +175,8 @@ class FusedStep:
 
     def mapped(self, size: int, moves: Sequence[bool]) -> tuple[Self, Leaves]:
         """The step of ``size`` examples, on axis 0 of what moves, and constants that it takes."""
-        program, end = self.whole, len(self.whole.invars)
+        program = self.whole
+        end = len(self.whole.invars)
         variables = [*program.invars, *program.constvars]
         avals = [
             abstract(x.aval, (size, *x.aval.shape)) if moving else abstract(x.aval)
@@ -222,7 +223,8 @@ class FusedStep:
 
     def tables(self, code: Code, texts: Sequence[Sequence[str]]) -> list[Entries]:
         """The operands of a step; ``texts``: expressions of the entries of each."""
-        tables, nowhere = [], (None,) * len(self.examples[0] or ())
+        tables = []
+        nowhere = (None,) * len(self.examples[0] or ())
         for (variable, axes), own in zip(self.operands, texts, strict=True):
             shape = own_shape(variable.aval.shape, axes)
             entries = [code.read(text, variable.aval.dtype) for text in own]

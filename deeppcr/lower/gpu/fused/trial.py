@@ -51,7 +51,8 @@ def fault(
         results: their types.
         operands: states, inputs of all steps and captured arrays, or their types.
     """
-    states, inputs = kernel.step.states, len(kernel.step.whole.invars)
+    states = kernel.step.states
+    inputs = len(kernel.step.whole.invars)
     each = [math.prod(x.shape[states <= k < inputs :]) for k, x in enumerate(operands[:inputs])]
     short = kernel.shortened(max(2, MOST // max(1, sum(each))))
     has_steps = [states <= k < inputs for k in range(len(operands))]
@@ -129,7 +130,8 @@ def _generator(keys: Any) -> Any:
 def _by_xla(kernel: Recurring, signs: Array, found: Leaves, operands: Leaves) -> Leaves:
     """All states, each from the one before it in ``found``; ``signs``: how what it reads moves."""
     step = kernel.step
-    states, inputs = step.states, len(step.whole.invars)
+    states = step.states
+    inputs = len(step.whole.invars)
     program = in_full_precision(step.whole)
     unit = _unit(program)
     moved = [_moved(jnp.roll(signs, k), unit, x) for k, x in enumerate([*found, *operands])]
@@ -176,7 +178,8 @@ def _unit(program: Program) -> float:
 
 def _wrong(kernel: Recurring, found: Leaves, expected: Leaves, *moved: Leaves) -> list[np.ndarray]:
     """Where states differ from those of XLA by more than rounding."""
-    step, wrong = kernel.step, []
+    step = kernel.step
+    wrong = []
     program = step.whole
     units = UNITS * (_unit(program) + own_rounding(program))
     close = units + step.waits * float(jnp.finfo(np.float32).eps)

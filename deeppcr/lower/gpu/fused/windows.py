@@ -68,7 +68,8 @@ class Grid(NamedTuple):
     @classmethod
     def of(cls, step: FusedStep, length: int, cluster: int, instructions: int = 1) -> Self:
         """That of a chain; ``instructions``: of a step and its derivative."""
-        lanes, side = lanes_of(step), 1
+        lanes = lanes_of(step)
+        side = 1
         if step.width == 1 and step.count >= limits.MANY_EXAMPLES:
             side = limits.SIDE_BY_SIDE
         groups = -(-step.count // side)
@@ -115,7 +116,8 @@ def kernel_of(
     """
     operands = [Array.of(f"a{k}", *each) for k, each in enumerate(step.operands)]
     results = [Array.of(f"y{k}", *each) for k, each in enumerate(step.results[step.states :])]
-    states, width = operands[: step.states], step.width
+    states = operands[: step.states]
+    width = step.width
     if width not in limits.WINDOWS:
         raise CannotFuse(f"a state has {width} entries, of at most {max(limits.WINDOWS)}")
     if any(x.type.store != "{}" for x in states):
