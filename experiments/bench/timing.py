@@ -124,13 +124,15 @@ class Build:
     temporary_bytes: int | None
 
 
-def build(function: Callable[..., Any], *args: Any) -> Build:
-    """Lower and compile ``function`` for ``args``, and time both."""
+def build(
+    function: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None
+) -> Build:
+    """Lower and compile ``function`` for ``args`` with options of XLA, and time both."""
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     start = time.perf_counter()
     lowered = jitted.lower(*args)
     middle = time.perf_counter()
-    compiled = lowered.compile()
+    compiled = lowered.compile(compiler_options=dict(options) if options else None)
     end = time.perf_counter()
     memory = compiled.memory_analysis()
     temporary = None if memory is None else int(memory.temp_size_in_bytes)

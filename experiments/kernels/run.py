@@ -83,7 +83,7 @@ def rows(case: Case, target: Target) -> Iterator[Row]:
     for name, given in {**case.baselines, **case.variants}.items():
         variant = given if isinstance(given, Variant) else Variant(given)
         # "auto" may be another program on the target, with other iterations.
-        if name == "auto" or variant.options:
+        if name == "auto":
             continue
         iterations = _iterations(variant, case.arguments[0])
         PROGRESS.say(f"compiling {name}")

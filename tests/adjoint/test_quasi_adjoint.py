@@ -29,7 +29,7 @@ CASES = [  # each adjoint with one problem; blocks as those of Newton's method: 
     ("zero", "batch norm"),
     ("finished at once from nothing", "mlp"),
     ("in chunks of scalars", "mlp"),
-    ("in chunks of one", "batch norm"),
+    ("in chunks of one", "odd"),
 ]
 
 

@@ -142,7 +142,7 @@ def programs(rows: list[Row], **labels: Any) -> list[str]:
 
 RUNS: dict[str, tuple[Any, tuple[str, ...], int]] = {  # module, options, number of rows
     "calls": (calls, ("--quick",), 15),
-    "compiling": (compiling, FEW, 2 + 5 + 5),
+    "compiling": (compiling, FEW, 2 + 5 + 4),
     "decide": (decide, FEW, 2 + 3 + 2),
     "demo": (demo, ("--quick",), 2 * (2 + 2)),
     "field": (field, FEW, 1 + 4 + 1),
