@@ -3,13 +3,10 @@
 import sys
 from typing import Any
 
-from deeppcr import diffusion, layers, sharding
-from deeppcr._stack import Stack, stack, unstack
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
 from deeppcr.chain.chain import Chain
 from deeppcr.choose import Auto
-from deeppcr.jacobi import TriangularSolution, triangular
 from deeppcr.linear import (
     BlockDiagonals,
     Blocks,
@@ -29,9 +26,15 @@ from deeppcr.newton import Coarse, Newton
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.planning import Plan, plan, tune
-from deeppcr.recipes import delay, masked, resetting
 from deeppcr.sequential import Sequential
 from deeppcr.solution import NotConverged, Result, Solution, SolvedBy, Stats
+
+# isort: split
+# Rooms that are built on the names above, and on `deeppcr.extend`: see docs/design.md.
+from deeppcr import diffusion, extend, layers, sharding
+from deeppcr._stack import Stack, stack, unstack
+from deeppcr.jacobi import TriangularSolution, triangular
+from deeppcr.recipes import delay, masked, resetting
 
 __version__ = "0.2.0"  # the one place where it is written: pyproject.toml reads it here
 
@@ -71,6 +74,7 @@ __all__ = [
     "Zeros",
     "delay",
     "diffusion",
+    "extend",
     "forward",
     "layers",
     "masked",

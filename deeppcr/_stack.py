@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from deeppcr.api import forward
-from deeppcr.checks import check_type
+from deeppcr import forward
+from deeppcr.extend import check_type
 from deeppcr.layers import Repeated, repeated
 from deeppcr.layers.repeated import STATIC
 

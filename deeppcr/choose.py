@@ -126,6 +126,7 @@ class Auto:
 
 Method = Sequential | Newton
 MethodOption = Sequential | Newton | Auto
+"""A method as requested."""
 
 METHODS: dict[str, MethodOption] = {
     "auto": Auto(),

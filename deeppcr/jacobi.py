@@ -34,15 +34,24 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import jaxpr_as_fun
 
-from deeppcr.arrays.avals import like, varying_axes
-from deeppcr.arrays.partition import combine, floating, partition
-from deeppcr.arrays.state import Leaves
-from deeppcr.checks import check_count, check_tolerance, describe, leaves_as_arrays
-from deeppcr.newton.convergence import ROUNDING
-from deeppcr.programs.calls import with_operands
-from deeppcr.solution import Result, is_right
+from deeppcr import Result
+from deeppcr.extend import (
+    check_count,
+    check_tolerance,
+    combine,
+    describe,
+    floating,
+    is_right,
+    leaves_as_arrays,
+    like,
+    partition,
+    varying_axes,
+    with_operands,
+)
 
+Leaves = list[Any]
 Map = Callable[[Leaves], Leaves]
+SUMS = 16  # units in the last place by which sums in another order differ, as in Newton's method
 
 
 @partial(
@@ -252,7 +261,7 @@ def _rounding(dtype: Any) -> float:
         return 0.0
     info = jnp.finfo(dtype)
     # Shorter than float32 are results, not sums: they round once.
-    return float(info.eps) * (ROUNDING if info.bits >= 32 else 2)
+    return float(info.eps) * (SUMS if info.bits >= 32 else 2)
 
 
 def _differentiable(f: Callable[[Leaves, Leaves], Leaves], root: Leaves, read: Leaves) -> Leaves:

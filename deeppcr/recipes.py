@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.checks import check_count, check_type, describe
+from deeppcr.extend import check_count, check_type, describe
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 

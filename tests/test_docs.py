@@ -22,7 +22,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 EVERY = [ROOT / "README.md", *PAGES]
 SITE = "make docs installs what the site is built with"
 
-MODULES = {"layers", "sharding", "diffusion"}  # their own names are in the reference
+MODULES = {"layers", "sharding", "diffusion", "extend"}  # their own names are in the reference
 
 
 def test_every_python_block_and_every_example_in_docstrings_runs(tmp_path):
@@ -120,7 +120,7 @@ def test_the_reference_has_every_public_name():
     ]
     public = {
         f"{package.__name__}.{name}"
-        for package in (deeppcr, deeppcr.diffusion, depth)
+        for package in (deeppcr, deeppcr.diffusion, deeppcr.extend, depth)
         for name in package.__all__
     }
     missing = public - {f"deeppcr.{name}" for name in MODULES} - set(shown)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import deeppcr
+
 ROOT = Path(__file__).parent.parent
 LONGEST = 600
 
@@ -24,6 +26,17 @@ WHEN_CALLED = {
 # What the floor that knows devices stands on; its face is all that is seen of it from above.
 DEVICES = "lower"
 BELOW_DEVICES = {"arrays", "checks", "programs"}
+
+# Rooms that somebody outside could have written: of the others they see the public names and
+# `deeppcr.extend`, and each what is beside it here.
+BEHIND_DOORS: dict[str, set[str]] = {
+    "_stack": {"layers"},
+    "diffusion": set(),
+    "jacobi": set(),
+    "nn": set(),
+    "recipes": set(),
+}
+DOORS = {"deeppcr", "deeppcr.extend"}
 
 FILES = sorted(
     path
@@ -123,8 +136,11 @@ def test_packages_import_downwards() -> None:
 
 
 def test_rooms_do_not_import_in_a_circle() -> None:
-    """Neither do modules, nor the rooms of deeppcr: the folders and files right below it."""
-    modules = {module(path): imported(path) - {module(path)} for path in SHIPPED}
+    """Neither do modules, nor the rooms of deeppcr: the folders and files right below it.
+
+    Rooms behind doors import deeppcr itself, as somebody outside does.
+    """
+    modules = {module(path): imported(path) - {module(path), "deeppcr"} for path in SHIPPED}
     rooms: dict[str, set[str]] = {}
     for name, others in modules.items():
         if name.startswith("deeppcr."):
@@ -145,17 +161,33 @@ def test_only_its_face_is_seen_of_the_floor_that_knows_devices() -> None:
             assert not deeper, named(path)
 
 
+def test_rooms_behind_doors_see_what_is_public() -> None:
+    public = {"deeppcr": set(deeppcr.__all__), "deeppcr.extend": set(deeppcr.extend.__all__)}
+    for path in SHIPPED:
+        own = room(module(path))
+        if own not in BEHIND_DOORS:
+            continue
+        neighbours = {own, *BEHIND_DOORS[own]}
+        names = {name for name in imported(path) if name.partition(".")[0] == "deeppcr"}
+        inside = {name for name in names - DOORS if room(name) not in neighbours}
+        assert not inside, f"{named(path)}: {inside}"
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ImportFrom) and node.module in public:
+                taken = {alias.name for alias in node.names}
+                assert taken <= public[node.module], named(path)
+
+
 def test_what_these_rules_name_exists() -> None:
     """A rule about a room that is gone guards nothing."""
     rooms = {room(name) for name in MODULES if name.startswith("deeppcr.")}
-    assert {DEVICES, *BELOW_DEVICES} <= rooms
+    assert {DEVICES, *BELOW_DEVICES, *BEHIND_DOORS} <= rooms
     assert WHEN_CALLED.keys() <= MODULES
     assert all((ROOT / package / "__init__.py").is_file() for package in PACKAGES)
 
 
 def room(name: str) -> str:
-    """deeppcr.linear.pcr -> linear."""
-    return name.split(".")[1]
+    """deeppcr.linear.pcr -> linear; empty for a package."""
+    return name.partition(".")[2].partition(".")[0]
 
 
 def test_importing_changes_no_configuration_and_starts_no_device() -> None:

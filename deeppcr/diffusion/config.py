@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from deeppcr.checks import describe, did_you_mean
+from deeppcr.extend import describe, did_you_mean
 
 Config = Mapping[str, Any]
 

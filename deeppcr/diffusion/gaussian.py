@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from deeppcr.checks import describe
+from deeppcr import Linearization
 from deeppcr.diffusion.output import precise
 from deeppcr.diffusion.table import Table
-from deeppcr.linearize import Linearization
+from deeppcr.extend import describe
 
 GAIN = "gain"  # an input of the steps
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from deeppcr.checks import check_type, describe
 from deeppcr.diffusion.output import doubled_axis, split
+from deeppcr.extend import check_type, describe
 
 
 def guided(

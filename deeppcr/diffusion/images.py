@@ -16,9 +16,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from deeppcr.checks import check_type, describe
 from deeppcr.diffusion.output import precise
 from deeppcr.diffusion.table import Table
+from deeppcr.extend import check_type, describe
 
 
 class Inpaint(NamedTuple):

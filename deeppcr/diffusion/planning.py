@@ -5,13 +5,12 @@ from typing import Any
 import jax
 from jax import Array
 
-import deeppcr.planning
-from deeppcr.checks import suggests_arguments
-from deeppcr.choose import MethodOption
+import deeppcr
+from deeppcr import Plan
 from deeppcr.diffusion.images import Inpaint
 from deeppcr.diffusion.sampler import Model, as_chain
 from deeppcr.diffusion.schedule import Schedule
-from deeppcr.planning import Plan
+from deeppcr.extend import MethodOption, suggests_arguments
 from depth import Device
 
 
@@ -71,6 +70,6 @@ def plan(
     chain, state, chosen = as_chain(
         model, schedule, x_T, steps, start, args, inpaint, key, method, coarse, batch_ndim
     )
-    return deeppcr.planning.plan(
+    return deeppcr.plan(
         chain, state, method=chosen, device=device, iterations=iterations, batch_ndim=batch_ndim
     )

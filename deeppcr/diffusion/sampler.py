@@ -19,28 +19,24 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.adjoint import Adjoint
-from deeppcr.api import scan, solve
-from deeppcr.arrays.avals import of_step
-from deeppcr.chain.chain import Chain
-from deeppcr.checks import (
-    as_array,
-    check_count,
-    check_type,
-    describe,
-    named_after,
-    suggests_arguments,
-)
-from deeppcr.choose import MethodOption, find_method
+from deeppcr import Adjoint, Chain, Sequential, Solution, Surrogate, scan, solve
 from deeppcr.diffusion.gaussian import GAIN, Gaussian
 from deeppcr.diffusion.images import Inpaint, inpainted
 from deeppcr.diffusion.output import doubled_axis
 from deeppcr.diffusion.schedule import Schedule
 from deeppcr.diffusion.table import Table
-from deeppcr.linear import LinearSolver
-from deeppcr.linearize import Surrogate
-from deeppcr.sequential import Sequential
-from deeppcr.solution import Solution
+from deeppcr.extend import (
+    LinearSolver,
+    MethodOption,
+    as_array,
+    check_count,
+    check_type,
+    describe,
+    find_method,
+    named_after,
+    of_step,
+    suggests_arguments,
+)
 
 Model = Callable[..., Any]
 

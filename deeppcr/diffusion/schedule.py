@@ -9,11 +9,11 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from deeppcr.checks import check_count, describe, did_you_mean
 from deeppcr.diffusion.config import Config, fill, read_config
 from deeppcr.diffusion.images import as_image, noisy
 from deeppcr.diffusion.schedulers import FIELDS_OF_DIFFUSERS, INSTEAD, SCHEDULERS
 from deeppcr.diffusion.table import Table
+from deeppcr.extend import check_count, describe, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax.linen.recurrent import flip_sequences
 from jax import Array
 
-from deeppcr.api import scan
-from deeppcr.checks import describe
+from deeppcr import scan
+from deeppcr.extend import describe
 
 OPTIONS = ("return_carry", "time_major", "reverse", "keep_order")
 

@@ -6,10 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from deeppcr.adjoint import Adjoint
-from deeppcr.checks import describe
-from deeppcr.choose import MethodOption, find_adjoint, find_method
-from deeppcr.linear import LinearSolver
+from deeppcr import Adjoint
+from deeppcr.extend import LinearSolver, MethodOption, describe, find_adjoint, find_method
 from deeppcr.nn.over_time import recur
 
 

@@ -1,0 +1,59 @@
+"""What it takes to build on chains: for packages of others, and for the rooms of this one.
+
+The functions that run chains are in `deeppcr` itself. Here is what a new recipe needs beside them:
+checks whose messages name the argument, options by name, the type of what one step reads, and
+programs whose constants are operands. `deeppcr.diffusion`, `deeppcr.nn`, `deeppcr.triangular` and
+the recipes are made of these and of the public names, and of nothing else.
+
+Example:
+    >>> from deeppcr.extend import check_count, find_method
+    >>> def repeated(f, z, length, method="auto"):
+    ...     check_count("length", length, "number of steps")
+    ...     step = lambda z, _: (f(z), None)
+    ...     return deeppcr.scan(step, z, None, length, method=find_method(method))[0]
+    >>> repeated(lambda z: z / 2, jnp.float32(8), 3)
+    Array(1., dtype=float32)
+"""
+
+from deeppcr.arrays.avals import like, of_step, varying_axes
+from deeppcr.arrays.partition import combine, floating, partition
+from deeppcr.checks import (
+    as_array,
+    check_count,
+    check_tolerance,
+    check_type,
+    describe,
+    did_you_mean,
+    leaves_as_arrays,
+    named_after,
+    suggests_arguments,
+)
+from deeppcr.choose import AdjointOption, MethodOption, find_adjoint, find_method
+from deeppcr.linear import LinearSolver
+from deeppcr.programs.calls import with_operands
+from deeppcr.solution import is_right
+
+__all__ = [
+    "AdjointOption",
+    "LinearSolver",
+    "MethodOption",
+    "as_array",
+    "check_count",
+    "check_tolerance",
+    "check_type",
+    "combine",
+    "describe",
+    "did_you_mean",
+    "find_adjoint",
+    "find_method",
+    "floating",
+    "is_right",
+    "leaves_as_arrays",
+    "like",
+    "named_after",
+    "of_step",
+    "partition",
+    "suggests_arguments",
+    "varying_axes",
+    "with_operands",
+]
