@@ -6,7 +6,7 @@ its steps at once. All code below the api works on it.
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -237,28 +237,43 @@ def with_outputs(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], tuple[
     return named_after(step)(lambda state, inputs: (step(state, inputs), None))
 
 
-def _same(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+class View(NamedTuple):
+    """What the chain makes of the user's step, one of several views, each of the last.
+
+    Attributes:
+        wrap: takes a function with the signature of the step to one that also takes ``inputs``.
+        inputs: leaves ``[L, ...]``.
+    """
+
+    wrap: Callable[[Any], Any]
+    inputs: Leaves
+
+
+def _as_it_is(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return f
 
 
-def _without_own(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _without_added(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """``f`` as a step that ignores the inputs added to its own."""
     return named_after(f)(lambda state, inputs: f(state, inputs.users))
 
 
-def _after(second: Adapt, first: Adapt) -> Adapt:
-    return lambda f: second(first(f))
+def _through(views: Sequence[View], f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The step of the chain: what the views make of ``f``."""
+    for view in views:
+        f = view.wrap(f)
+    return f
 
 
 def trace_carry(
-    f: Callable[[Any, Any], tuple[Any, Any]],
+    f: Callable[[Any, Any], Any],
     initial: Any,
     inputs: Any,
     length: int,
     batch_ndim: int,
     name: str,
     reverse: bool = False,
-    adapt: Adapt = _same,
+    adapt: Adapt = _as_it_is,
 ) -> tuple[TracedChain, Carry]:
     """`trace_chain`, and how its state relates to the carry of ``f``.
 
@@ -266,39 +281,50 @@ def trace_carry(
     reordered. ``adapt``: takes ``f`` and functions of its signature to
     ``(state, input) -> (state, outputs)``.
     """
-    f = adapt(f)
-    initial = jax.tree.unflatten(jax.tree.structure(initial), leaves_as_arrays(name, initial))
-    arrays = leaves_as_arrays("xs" if name == "init" else "chain.inputs", inputs)
-    inputs = jax.tree.unflatten(jax.tree.structure(inputs), arrays)
-    first = jax.tree.map(of_step, inputs)
-    step, captured = trace(f, initial, first)
-    leaves, tree = jax.tree.flatten(initial)
-    cast = [z if z.dtype == d else z.astype(d) for z, d in zip(leaves, step.dtypes, strict=True)]
-    carry = Carry.of(step, jax.tree.unflatten(tree, cast), name)
-    state, xs = cast, jax.tree.leaves(inputs)
-    obstacle = _obstacle(step, carry, [*cast, *xs, *captured])
+    initial, state_tree = _as_arrays(name, initial)
+    xs, input_tree = _as_arrays("xs" if name == "init" else "chain.inputs", inputs)
+    first = jax.tree.unflatten(input_tree, list(map(of_step, xs)))
+    views = [View(adapt, xs)]
+    step, captured = trace(adapt(f), jax.tree.unflatten(state_tree, initial), first)
+    pairs = zip(initial, step.dtypes, strict=True)
+    state = [z if z.dtype == dtype else z.astype(dtype) for z, dtype in pairs]
+    carry = Carry.of(step, jax.tree.unflatten(state_tree, state), name)
+    obstacle = _obstacle(step, carry, [*state, *xs, *captured])
+    is_solvable = obstacle is None and carry.has_state
     if not carry.is_state:
-        if obstacle is None and carry.has_state:
+        if is_solvable:
             carry = carry.ahead(step, captured, xs, length, reverse)
             state = carry.state
         else:
             carry = carry.unknown(length)
             state = jax.eval_shape(lambda: carry.state)
-        f, xs = carry.step(f), [*xs, *carry.before]
-        adapt = _after(carry.step, adapt)
-        now = list(map(of_step, carry.before))
-        step, captured = trace(f, state, Extended(first, now))
-    if obstacle is None and carry.has_state and not explicit_mesh(*xs):
-        step, drawn = drawn_first(step, captured, xs, length)
-        if drawn:
-            xs, adapt = [*xs, *drawn], _after(_without_own, adapt)
-            f = _without_own(f)
-    taken = step.jaxpr.invars[step.states :]
-    xs = [vary(x, varying_axes(known.aval)) for x, known in zip(xs, taken, strict=True)]
+        views.append(View(carry.step, carry.before))
+        driven = list(map(of_step, carry.before))
+        step, captured = trace(_through(views, f), state, Extended(first, driven))
+    if is_solvable and not explicit_mesh(*xs):
+        known = [x for view in views for x in view.inputs]
+        step, numbers = drawn_first(step, captured, known, length)
+        if numbers:
+            views.append(View(_without_added, numbers))
+    leaves = [x for view in views for x in view.inputs]
+    variables = step.jaxpr.invars[step.states :]
     check_batch(state, carry.state_names, batch_ndim, name)
-    layout = StateLayout.of(state, batch_ndim)
-    chain = TracedChain(step, layout, length, state, xs, captured)
-    return dataclasses.replace(chain, function=f, adapt=adapt, obstacle=obstacle), carry
+    chain = TracedChain(
+        step,
+        StateLayout.of(state, batch_ndim),
+        length,
+        state,
+        [vary(x, varying_axes(to.aval)) for x, to in zip(leaves, variables, strict=True)],
+        captured,
+        function=_through(views, f),
+        adapt=partial(_through, views),
+        obstacle=obstacle,
+    )
+    return chain, carry
+
+
+def _as_arrays(name: str, tree: Any) -> tuple[Leaves, Any]:
+    return leaves_as_arrays(name, tree), jax.tree.structure(tree)
 
 
 def _obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:

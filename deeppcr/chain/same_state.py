@@ -1,5 +1,6 @@
 """Whether a step returns a state like the one that it takes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -7,7 +8,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from deeppcr.arrays.avals import abstract, varying_axes
-from deeppcr.arrays.state import Leaves
 from deeppcr.checks import describe
 
 
@@ -22,27 +22,33 @@ def check_same_structure(before: Any, after: Any) -> None:
         )
 
 
-def check_same_state(before: Any, after: Any) -> Leaves:
-    """The leaves of ``after``, checked to have the structure, shapes and dtypes of ``before``.
+def check_same_state(before: Any, returned: Sequence[Any]) -> None:
+    """Raise unless the ``returned`` leaves have the shapes and dtypes of the state ``before``.
 
-    Weakly typed leaves are converted.
+    Weakly typed ones may have less than these dtypes.
     """
-    check_same_structure(before, after)
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(before)]
-    result = []
-    for path, a, b in zip(paths, jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        b = jnp.asarray(b)
-        fits = a.dtype == b.dtype or (is_weak(b) and _rank(b) <= _rank(a))
-        if a.shape != b.shape or not fits:
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(before), returned, strict=True):
+        name = f"state{jax.tree_util.keystr(path)}"
+        if a.shape != b.shape or not _fits(a, b):
             remedy = f" Give the initial state dtype {b.dtype}, or cast what the step returns."
             raise TypeError(
-                f"the step changes state{path} from {describe(a)} "
+                f"the step changes {name} from {describe(a)} "
                 f"to {describe(b)}; expected the same shape and dtype at every step."
                 + (remedy if a.shape == b.shape else "")
             )
-        _check_varies(f"state{path}", a, b)
-        result.append(b.astype(a.dtype))
-    return result
+        _check_varies(name, a, b)
+
+
+def with_type_of(before: Any, after: Any) -> Any:
+    """The leaf ``after`` in the dtype of ``before``, not weakly typed; unchanged ones remain so."""
+    is_same = before.dtype == after.dtype and not is_weak(after)
+    if after is before or is_same or not _fits(before, after):
+        return after
+    return after.astype(before.dtype)
+
+
+def _fits(before: Any, after: Any) -> bool:
+    return before.dtype == after.dtype or (is_weak(after) and _rank(after) <= _rank(before))
 
 
 def _check_varies(name: str, before: Any, after: Any) -> None:

@@ -5,6 +5,7 @@ dependences are explicit and differentiable. `trace` converts the first into the
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -20,6 +21,7 @@ from deeppcr.chain.same_state import (
     check_same_structure,
     is_weak,
     promote,
+    with_type_of,
     with_weak_type,
 )
 from deeppcr.checks import describe, leaves_as_arrays, named_after
@@ -47,14 +49,15 @@ from depth.jaxprs import (
     is_reference,
     needed,
     vary,
+    without_constants,
 )
 
 
 class Extended(NamedTuple):
-    """The input of a step that takes more than the user's: ``own`` is what was added to it."""
+    """The input of a step that takes more than the user's."""
 
     users: Any
-    own: Any
+    added: Any
 
 
 def users_input(inputs: Any) -> Any:
@@ -89,8 +92,6 @@ class Step:
             steps have none.
         weak: whether the user's function returns weakly typed leaves, of the state and of the
             outputs. In the jaxpr only outputs may be weakly typed.
-        has_custom_vjp: whether it calls a `jax.custom_vjp`, which has reverse mode only. Its rule
-            need not even be linear in its cotangents (clipped gradients).
         example: the step of one example, if this one is its `jax.vmap`: see `examples.py`.
         kept: variables whose values are inputs, and the variables of these: see `kept.py`.
     """
@@ -105,22 +106,12 @@ class Step:
     weak: tuple[bool, ...] = ()
     example: "Step | None" = None
     kept: tuple[tuple[Any, Any], ...] = ()
-    has_custom_vjp: bool = dataclasses.field(init=False)
-    _variables: list[Any] = dataclasses.field(init=False, repr=False)
-    _order: Order = dataclasses.field(init=False, repr=False)
     _in_loop: Order = dataclasses.field(init=False, repr=False)
-    _own_filters: frozenset[Any] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        program = self.evaluated
-        known = {*program.invars, *program.constvars}
-        order = Order.of(program, known, program.outvars[: self.states])
-        object.__setattr__(self, "_variables", [*program.invars, *program.constvars])
-        object.__setattr__(self, "_order", order)
-        live = Order(needed(self.jaxpr, known, program.outvars), set(), {})
+        known = {*self.jaxpr.invars, *self.jaxpr.constvars}
+        live = Order(needed(self.jaxpr, known, self.jaxpr.outvars), set(), {})
         object.__setattr__(self, "_in_loop", live)
-        object.__setattr__(self, "_own_filters", own_filters(program, program.constvars))
-        object.__setattr__(self, "has_custom_vjp", has_custom_vjp(self.jaxpr))
 
     @cached_property
     def evaluated(self) -> Program:
@@ -135,8 +126,31 @@ class Step:
         example = self.example and self.example.converted(convert)
         return dataclasses.replace(self, jaxpr=convert(self.jaxpr), example=example)
 
+    @cached_property
+    def _variables(self) -> list[Any]:
+        """Those of all that the step takes."""
+        return [*self.jaxpr.invars, *self.jaxpr.constvars]
+
+    @cached_property
+    def _at_once(self) -> Order:
+        """How many steps at once are evaluated."""
+        program = self.evaluated
+        return Order.of(program, set(self._variables), program.outvars[: self.states])
+
+    @cached_property
+    def _own_filters(self) -> frozenset[Any]:
+        return own_filters(self.evaluated, self.evaluated.constvars)
+
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
         return dict(zip(self._variables, [*state, *inputs, *captured], strict=True))
+
+    @cached_property
+    def has_custom_vjp(self) -> bool:
+        """Whether it calls a `jax.custom_vjp`, which has reverse mode only.
+
+        Its rule need not even be linear in its cotangents (clipped gradients).
+        """
+        return has_custom_vjp(self.jaxpr)
 
     @cached_property
     def is_affine(self) -> bool:
@@ -193,19 +207,17 @@ class Step:
     @cached_property
     def bytes_kept_by_jax(self) -> int:
         """The bytes that jax's derivative of one step keeps of it, besides its inputs."""
-        total = 0
 
-        def count(state: Leaves, inputs: Leaves, captured: Leaves) -> None:
-            nonlocal total
-            kept = jax.tree.leaves(jax.vjp(self.with_outputs, state, inputs, captured)[1])
-            known = set(map(id, (*inputs, *captured)))
-            once = {id(x): x for x in kept if id(x) not in known}
-            total = sum(x.size * x.dtype.itemsize for x in once.values())
+        def kept(state: Leaves, inputs: Leaves, captured: Leaves) -> Leaves:
+            pull = jax.vjp(self.with_outputs, state, inputs, captured)[1]
+            there = {id(x) for x in (*inputs, *captured)}
+            values = {id(x): x for x in jax.tree.leaves(pull)}
+            return [x for key, x in values.items() if key not in there]
 
-        program, states = self.jaxpr, self.states
-        variables = program.invars[:states], program.invars[states:], program.constvars
-        jax.eval_shape(count, *([x.aval for x in each] for each in variables))
-        return total
+        avals = [x.aval for x in self._variables]
+        end = self.states + self.inputs
+        shapes = jax.eval_shape(kept, avals[: self.states], avals[self.states : end], avals[end:])
+        return sum(x.size * x.dtype.itemsize for x in shapes)
 
     @property
     def dtypes(self) -> list[Any]:
@@ -236,7 +248,7 @@ class Step:
         """The next state, without computing the outputs; ``replace`` as in `evaluate`."""
         known = self._known(state, inputs, captured)
         wanted = self.evaluated.outvars[: self.states]
-        return evaluate(self.evaluated, known, wanted, replace, self._order)
+        return evaluate(self.evaluated, known, wanted, replace, self._at_once)
 
     def kept_of(self, inputs: Leaves) -> Leaves:
         """The values that are kept, among the inputs."""
@@ -308,16 +320,56 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
         TypeError: the step returns no pair, or changes the structure, the shape or the dtype of the
             state.
     """
-    state_leaves, state_tree = jax.tree.flatten(state)
-    input_leaves, input_tree = jax.tree.flatten(inputs)
-    output_tree: Any = None
-    promoted: Leaves = state_leaves
-    is_first = True
-    weak: tuple[bool, ...] = ()
+    try:
+        with on_no_mesh():
+            closed, output_tree = _promoted(f, state, inputs)
+    except Exception:
+        if jax.sharding.get_abstract_mesh().empty:
+            raise
+        closed, output_tree = _promoted(f, state, inputs)  # it may name shardings of this mesh
+    state_tree: Any = jax.tree.structure(state)
+    input_tree: Any = jax.tree.structure(inputs)
+    states = state_tree.num_leaves
+    program = Program.of(closed)
+    end = len(program.outvars) - states
+    outputs = [y.aval for y in program.outvars[states:end]]
+    step = Step(
+        program._replace(outvars=program.outvars[:end]),
+        states,
+        input_tree.num_leaves,
+        state_tree,
+        input_tree,
+        output_tree,
+        side_effects(closed),
+        weak=tuple(map(is_weak, [*_returned(program, states), *outputs])),
+    )
+    constants = zip(program.constvars, closed.consts, strict=True)
+    # Constants may be numbers and numpy arrays.
+    captured = [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]
+    return _varying_alike(step, captured)
+
+
+def _promoted(f: Callable[[Any, Any], Any], state: Any, inputs: Any) -> tuple[Any, Any]:
+    """See `_program`: of a state with the dtypes that ``f`` returns."""
+    leaves, tree = jax.tree.flatten(state)
+    closed, output_tree = _program(f, state, inputs)
+    promoted = list(map(promote, leaves, _returned(closed, len(leaves))))
+    if any(map(operator.is_not, promoted, leaves)):  # once, as jax does
+        state = jax.tree.unflatten(tree, promoted)
+        closed, output_tree = _program(f, state, inputs)
+    check_same_state(state, _returned(closed, len(leaves)))
+    return closed, output_tree
+
+
+def _program(f: Callable[[Any, Any], Any], state: Any, inputs: Any) -> tuple[Any, Any]:
+    """The program of ``(state, input) -> (*after, *outputs, *returned)``.
+
+    ``after`` are the leaves that f has ``returned``, in the dtypes of the state. Also the structure
+    of the outputs.
+    """
 
     @named_after(f)
-    def after_leaves(before: Any, inputs: Any) -> Leaves:
-        nonlocal output_tree, promoted, weak
+    def step(before: Any, inputs: Any) -> tuple[Leaves, Any, Leaves]:
         leaves = jax.tree.leaves(before)  # taken now: the step may change its argument
         result = f(before, inputs)
         if not isinstance(result, tuple | list) or len(result) != 2:
@@ -325,49 +377,34 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
                 f"f returns {describe(result)}, expected a pair (carry, y), as for jax.lax.scan; "
                 "a step that returns the next state alone is one for deeppcr.Chain."
             )
-        after, outputs = result
-        check_same_structure(state, after)
-        new = leaves_as_arrays("the next state", after)
-        if is_first:  # as jax, which promotes once
-            promoted = [promote(z, a) for z, a in zip(state_leaves, new, strict=True)]
-        if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
-            return []  # to be traced again
-        output_tree = jax.tree.structure(outputs)
-        checked = zip(jax.tree.leaves(after), leaves, check_same_state(state, after), strict=False)
-        # Unchanged leaves must be recognisable, weakly typed or not.
-        new_leaves = [old if new is old else cast for new, old, cast in checked]
-        found = leaves_as_arrays("y", outputs)
-        weak = tuple(map(is_weak, [*new, *found]))
-        return [*new_leaves, *found]
+        next_state, outputs = result
+        check_same_structure(state, next_state)
+        returned = leaves_as_arrays("the next state", next_state)
+        after = list(map(with_type_of, leaves, returned))
+        ys = leaves_as_arrays("y", outputs)
+        return after, jax.tree.unflatten(jax.tree.structure(outputs), ys), returned
 
-    def traced() -> Any:
-        nonlocal state, state_leaves, is_first
-        closed = jax.make_jaxpr(after_leaves)(state, inputs)
-        if any(a is not b for a, b in zip(promoted, state_leaves, strict=True)):
-            state_leaves, is_first = promoted, False
-            state = jax.tree.unflatten(state_tree, promoted)
-            closed = jax.make_jaxpr(after_leaves)(state, inputs)
-        return closed
+    closed, shapes = jax.make_jaxpr(step, return_shape=True)(state, inputs)
+    return closed, jax.tree.structure(shapes[1])
 
-    try:
-        with on_no_mesh():
-            closed = traced()
-    except Exception:
-        if jax.sharding.get_abstract_mesh().empty:
-            raise
-        closed = traced()  # it may name shardings of the current mesh
-    effects, sizes = side_effects(closed), (len(state_leaves), len(input_leaves))
-    trees = state_tree, input_tree, output_tree
-    step = Step(Program.of(closed), *sizes, *trees, effects, weak)
-    constants = zip(step.jaxpr.constvars, closed.consts, strict=True)
-    # Constants may be numbers and numpy arrays.
-    captured = [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]
-    varies = step.varies and step.varies_like_state and not effects
-    if not varies or couples_devices(step.jaxpr, step.varies):
+
+def _returned(closed: Any, states: int) -> Leaves:
+    """The types of the state that the user's function has returned, in a `_program`."""
+    outvars = without_constants(closed).outvars
+    return [variable.aval for variable in outvars[len(outvars) - states :]]
+
+
+def _varying_alike(step: Step, captured: Leaves) -> tuple[Step, Leaves]:
+    """The step whose arrays vary over the same axes of `jax.shard_map`, where that is possible.
+
+    Also the arrays that it captures.
+    """
+    axes = step.varies
+    if not axes or not step.varies_like_state or step.effects or couples_devices(step.jaxpr, axes):
         return step, captured
-    program, more = varying_alike(step.jaxpr, step.varies)
-    step = dataclasses.replace(step, jaxpr=program)
-    return step, [*(vary(x, step.varies) for x in captured), *map(jnp.asarray, more)]
+    program, constants = varying_alike(step.jaxpr, axes)
+    captured = [vary(x, axes) for x in captured]
+    return dataclasses.replace(step, jaxpr=program), [*captured, *map(jnp.asarray, constants)]
 
 
 def on_no_mesh() -> AbstractContextManager[Any]:
