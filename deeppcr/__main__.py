@@ -25,8 +25,8 @@ def versions() -> str:
         "Python": platform.python_version(),
     }
     numbers = ", ".join(f"{name} {version}" for name, version in parts.items())
-    here, there = (Path(package.__path__[0]) for package in (deeppcr, depth))
-    return f"{numbers}, {platform.platform()}\ndeeppcr in {here}, depth in {there}"
+    ours, beside = Path(deeppcr.__path__[0]), Path(depth.__path__[0])
+    return f"{numbers}, {platform.platform()}\ndeeppcr in {ours}, depth in {beside}"
 
 
 def _summary() -> str:

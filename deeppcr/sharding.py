@@ -81,23 +81,23 @@ def shard(chain: Chain, mesh: Mesh, axis: MeshAxis = "chain") -> Chain:
     )
 
 
-def find_sharding(inputs: Any, known: ChainSharding | None, *users: Any) -> ChainSharding | None:
+def find_sharding(inputs: Any, stored: ChainSharding | None, *users: Any) -> ChainSharding | None:
     """The chain's sharding; None on one device.
 
-    It is ``known`` from `shard`, or found in its inputs, a method or an adjoint.
+    It is ``stored`` by `shard`, or that of its inputs, of a method or of an adjoint.
 
     Raises:
         ValueError: these differ.
     """
-    found = [known, *map(_of_solver, users), *map(_of_array, jax.tree.leaves(inputs))]
-    several = list(dict.fromkeys(one for one in found if one is not None and one.size > 1))
-    axes = {one.mesh_axis for one in several}
+    everyone = [stored, *map(_of_solver, users), *map(_of_array, jax.tree.leaves(inputs))]
+    shardings = [one for one in everyone if one is not None and one.size > 1]
+    axes = {one.mesh_axis for one in shardings}
     if len(axes) > 1:
         raise ValueError(
             f"the chain is sharded over several mesh axes, {sorted(map(str, axes))}; "
             "expected one for all of it."
         )
-    return several[0] if several else None
+    return shardings[0] if shardings else None
 
 
 def on_shards(
@@ -107,15 +107,15 @@ def on_shards(
 
     ``specs``: the `PartitionSpec` of ``solver`` and of each of ``leaves``; ``out``: of the result.
     """
-    sharding: Any = chain.axis
+    sharding = chain.axis
+    assert isinstance(sharding, ChainSharding)
 
     def shard(solver: Any, chain: TracedChain, *leaves: Leaves) -> T:
         return f(solver, chain.shard(sharding.shard), *leaves)
 
     of_solver, *of_leaves = specs
     in_specs = of_solver, chain.sharded(sharding.along, P()), *of_leaves
-    result: T = sharding.per_shard(shard, in_specs, out)(solver, chain, *leaves)
-    return result
+    return sharding.per_shard(shard, in_specs, out)(solver, chain, *leaves)
 
 
 def without_shardings(chain: TracedChain) -> TracedChain:

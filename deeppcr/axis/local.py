@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.lower import loop
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +78,10 @@ class ChainAxis:
         Returns:
             the maxima, and the numbers of steps from the start with all entries true: int32.
         """
-        shape, end = (*values, *true)[0].shape, self.total(len((*values, *true)[0]))
-        index = self.indices(shape)
-        first_false = [jnp.where(each, jnp.int32(end), index) for each in true]
-        least = [jnp.zeros((), x.dtype) for x in values], [jnp.int32(end) for _ in true]
+        shape = (*values, *true)[0].shape
+        index, end = self.indices(shape), jnp.int32(self.total(shape[0]))
+        first_false = [jnp.where(each, end, index) for each in true]
+        least = [jnp.zeros((), x.dtype) for x in values], [end] * len(true)
         found: tuple[Any, Any] = lax.reduce(
             (list(values), first_false), least, _larger_and_smaller, tuple(range(len(shape)))
         )
@@ -87,7 +89,7 @@ class ChainAxis:
 
     def last(self, states: Array) -> Array:
         """The last state of the chain."""
-        return states[0 if self.backwards else -1]
+        return states[self._end]
 
     def set_first(self, x: Array, entry: Array) -> Array:
         """``x`` with ``entry`` at the first step of the chain."""
@@ -134,7 +136,7 @@ class ChainAxis:
         """`deeppcr.lower.loop` along the chain, in the direction of the recurrence."""
         return partial(loop, reverse=self.backwards)
 
-    def each(self, f: Callable[..., Any], parts: int) -> Callable[..., Any]:
+    def each(self, f: Callable[..., T], parts: int) -> Callable[..., T]:
         """``f(*parts, shared)``; ``parts`` and the result carry the chain, ``shared`` does not."""
         return f
 
@@ -143,10 +145,14 @@ class ChainAxis:
         """The index of the first step in the arrays."""
         return -1 if self.backwards else 0
 
+    @property
+    def _end(self) -> int:
+        """The index of the last step in the arrays."""
+        return 0 if self.backwards else -1
+
     def _last(self, tree: Any) -> Any:
         """The entry of the shard's last step."""
-        end = 0 if self.backwards else -1
-        return jax.tree.map(lambda leaf: leaf[end], tree)
+        return jax.tree.map(lambda leaf: leaf[self._end], tree)
 
 
 def moved(entry: Array, states: Array, axis: int, backwards: bool = False) -> Array:

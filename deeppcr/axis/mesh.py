@@ -1,8 +1,9 @@
 """`ChainSharding`: a chain whose arrays are sharded over the devices along one axis of a mesh."""
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from deeppcr.axis.explicit import with_auto_types
 from deeppcr.axis.local import ChainAxis
 from deeppcr.checks import check_type
 
+T = TypeVar("T")
 MeshAxis = str | tuple[str, ...]
 """The name of a mesh axis, or several, of which the first varies slowest."""
 
@@ -33,10 +35,7 @@ def check_mesh_axis(mesh: Any, axis: Any, name: str = "axis") -> None:
 
 def count_devices(mesh: Any, axis: MeshAxis) -> int:
     """The number of devices along an axis."""
-    size = 1
-    for name in _names(axis):
-        size *= mesh.shape[name]
-    return size
+    return math.prod(mesh.shape[name] for name in _names(axis))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +78,7 @@ class ChainSharding(ChainAxis):
         """The sharding of arrays that carry the chain on axis 0."""
         return P(self.mesh_axis)
 
-    def per_shard(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    def per_shard(self, f: Callable[..., T], in_specs: Any, out_specs: Any) -> Callable[..., T]:
         """``f`` on every shard, by `jax.shard_map`; shardings over other mesh axes are kept.
 
         jax does not check that results are replicated where required: a collective makes them so.
@@ -108,26 +107,21 @@ class ChainSharding(ChainAxis):
         """See `ChainAxis`: each device flips its own shard."""
         if not arrays or len(arrays[0]) % self.size:
             return super().flipped(arrays)
-        flipped: list[Array] = self.per_shard(super().flipped, (self.along,), self.along)(arrays)
-        return flipped
+        return self.per_shard(super().flipped, (self.along,), self.along)(arrays)
 
     def in_order(self, arrays: list[Array]) -> list[Array]:
         """See `ChainAxis`: it moves the arrays of a descending chain."""
         if not self.descending:
             return arrays
-        found: list[Array] = self.per_shard(self.shard.in_order, (self.along,), self.along)(arrays)
-        return found
+        return self.per_shard(self.shard.in_order, (self.along,), self.along)(arrays)
 
     def before(self, entry: Array, states: Array) -> Array:
         """See `ChainAxis`."""
-        run = self.per_shard(self.shard.before, (P(), self.along), self.along)
-        shifted: Array = run(entry, states)
-        return shifted
+        return self.per_shard(self.shard.before, (P(), self.along), self.along)(entry, states)
 
     def last(self, states: Array) -> Array:
         """See `ChainAxis`."""
-        found: Array = self.per_shard(self.shard.last, self.along, P())(states)
-        return found
+        return self.per_shard(self.shard.last, self.along, P())(states)
 
     @property
     def scan(self) -> Callable[..., tuple[Any, Any]]:
@@ -146,7 +140,7 @@ class ChainSharding(ChainAxis):
 
         return against
 
-    def each(self, f: Callable[..., Any], parts: int) -> Callable[..., Any]:
+    def each(self, f: Callable[..., T], parts: int) -> Callable[..., T]:
         """See `ChainAxis`."""
         return self.per_shard(f, (*[self.along] * parts, P()), self.along)
 

@@ -33,6 +33,7 @@ from deeppcr.programs.cut_first import evaluate
 from depth.dependence import dependence
 
 Kind = Literal["state", "complex", "fixed", "driven", "coupled"]
+SOLVED = ("state", "complex")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ class Carry:
     @property
     def has_state(self) -> bool:
         """Whether any leaf is solved for."""
-        return not {"state", "complex"}.isdisjoint(self.kinds)
+        return not set(SOLVED).isdisjoint(self.kinds)
 
     @property
     def coupled(self) -> list[str]:
@@ -111,8 +112,8 @@ class Carry:
 
         For a plan, which needs only shapes.
         """
-        of_kinds = ("driven", "coupled")
-        last = [z for z, kind in zip(self.initial, self.kinds, strict=True) if kind in of_kinds]
+        pairs = zip(self.initial, self.kinds, strict=True)
+        last = [z for z, kind in pairs if kind in ("driven", "coupled")]
         before = [abstract(z, (length, *z.shape)) for z in last]
         return dataclasses.replace(self, before=before, last=last)
 
@@ -132,25 +133,28 @@ class Carry:
 
     def split(self, leaves: Sequence[Any]) -> Leaves:
         """The leaves of the state, from a carry or a trajectory of carries."""
-        found: Leaves = []
+        state: Leaves = []
         for leaf, kind in zip(leaves, self.kinds, strict=True):
             if kind == "state":
-                found.append(leaf)
+                state.append(leaf)
             elif kind == "complex":
-                found += [jnp.real(leaf), jnp.imag(leaf)]
-        return found
+                state += [jnp.real(leaf), jnp.imag(leaf)]
+        return state
 
     def join(self, state: Sequence[Any], driven: Sequence[Any]) -> Any:
         """A carry from the state and the driven leaves; weakly typed like the initial one."""
-        parts, others, leaves = iter(state), iter(driven), []
+        parts = iter(state)
+        discrete = iter(driven)
+        leaves = []
         for leaf, kind in zip(self.initial, self.kinds, strict=True):
             if kind == "fixed":
-                leaves.append(leaf)
-                continue
-            if kind == "complex":
+                new = leaf
+            elif kind == "state":
+                new = next(parts)
+            elif kind == "complex":
                 new = lax.complex(next(parts), next(parts))
             else:
-                new = next(parts if kind == "state" else others)
+                new = next(discrete)
             leaves.append(with_weak_type(new, is_weak(leaf)))
         return jax.tree.unflatten(self.tree, leaves)
 
@@ -193,24 +197,20 @@ class Carry:
 
 def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[Kind, ...]:
     """The kinds of the leaves of a carry, from the step's program."""
-    dtypes = [_kind(leaf.dtype) for leaf in leaves]
-    kinds: list[Kind] = [
-        "fixed" if same else kind for kind, same in zip(dtypes, returned, strict=True)
-    ]
-    if {"state", "complex"}.isdisjoint(kinds):
-        kinds = [
-            "fixed" if k == "driven" and same else k
-            for k, same in zip(dtypes, returned, strict=True)
-        ]
-    discrete = [i for i, kind in enumerate(kinds) if kind == "driven"]
-    sources = dict(zip(discrete, _sources(step, discrete), strict=True))
-    while True:
-        moving = {i for i, kind in enumerate(kinds) if kind in ("state", "complex", "coupled")}
-        found = [i for i in discrete if kinds[i] == "driven" and moving & sources[i]]
-        if not found:
-            return tuple(kinds)
-        for i in found:
-            kinds[i] = "coupled"
+    kinds = [_kind(leaf.dtype) for leaf in leaves]
+    changing = {kind for kind, same in zip(kinds, returned, strict=True) if not same}
+    has_state = not changing.isdisjoint(SOLVED)
+    for i, same in enumerate(returned):
+        if same and (has_state or kinds[i] == "driven"):
+            kinds[i] = "fixed"
+    driven = [i for i, kind in enumerate(kinds) if kind == "driven"]
+    sources = dict(zip(driven, _sources(step, driven), strict=True))
+    unknown = {i for i, kind in enumerate(kinds) if kind in SOLVED}
+    while coupled := [i for i in driven if i not in unknown and unknown & sources[i]]:
+        unknown.update(coupled)
+    for i in unknown.intersection(driven):
+        kinds[i] = "coupled"
+    return tuple(kinds)
 
 
 def _kind(dtype: Any) -> Kind:

@@ -140,8 +140,7 @@ class TracedChain:
     def __call__(self, states: Leaves) -> Leaves:
         """``step(z_{l-1}, x_l)`` for all l at once, from ``z_0 .. z_{L-1}``."""
         step = jax.vmap(partial(self.step, replace=self.step.at_once), in_axes=(0, 0, None))
-        after: Leaves = self.axis.each(step, 2)(states, self.inputs, self.captured)
-        return after
+        return self.axis.each(step, 2)(states, self.inputs, self.captured)
 
     def evaluate(self, vectors: Array) -> Array:
         """`__call__` for states as vectors ``[L, *batch, w]``."""
@@ -155,8 +154,7 @@ class TracedChain:
     def outputs(self, states: Leaves, after: Leaves) -> Leaves:
         """The outputs of all steps, from ``z_0 .. z_{L-1}`` and ``z_1 .. z_L``."""
         outputs = jax.vmap(self.step.outputs, in_axes=(0, 0, 0, None))
-        found: Leaves = self.axis.each(outputs, 3)(states, self.inputs, after, self.captured)
-        return found
+        return self.axis.each(outputs, 3)(states, self.inputs, after, self.captured)
 
     def before(self, initial: Leaves, after: Leaves) -> Leaves:
         """``z_0 .. z_{L-1}`` from ``z_0`` and ``z_1 .. z_L``; the same for tangents."""

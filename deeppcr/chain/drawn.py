@@ -5,8 +5,8 @@ that it has no derivative. Drawing it before the chain avoids redrawing it in ev
 Newton's method and in the gradient.
 """
 
-from collections.abc import Sequence
-from functools import partial
+import itertools
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -33,20 +33,26 @@ MOST_BYTES = 1 << 26  # of all steps: 64 MB; beyond it a step draws its own
 
 
 def drawn_first(step: Step, captured: Leaves, inputs: Leaves, length: int) -> tuple[Step, Leaves]:
-    """The step that takes such numbers as more inputs, and these inputs; or what was given."""
-    found = _drawn(step)
-    if not found or length * sum(map(nbytes, found)) > MOST_BYTES:
+    """The step that takes such numbers as more inputs, and these inputs; or the same step."""
+    program = step.jaxpr
+    numbers = _drawn(step)
+    if not numbers or length * sum(map(nbytes, numbers)) > MOST_BYTES:
         return step, []
-    known = [*step.jaxpr.invars[step.states :], *found]
-    constants = dict(zip(step.jaxpr.constvars, captured, strict=True))
-    read = _read(step.jaxpr, found)
-    arrays = [x for x, v in zip(inputs, known, strict=False) if v in read]
-    fixed = [constants[v] for v in step.jaxpr.constvars if v in read]
-    is_now = is_eager([*arrays, *fixed])
-    drawn = (partial(compiled_once, _draw) if is_now else _draw)(step, arrays, fixed)
-    rest = needed(step.jaxpr, found, step.jaxpr.outvars)
-    program = step.jaxpr._replace(invars=[*step.jaxpr.invars, *found], eqns=rest)
-    return extended(step, program, len(found)), drawn
+    read = _read(program, numbers)
+    arrays = _of_read(program.invars[step.states :], inputs, read)
+    constants = _of_read(program.constvars, captured, read)
+    if is_eager([*arrays, *constants]):
+        drawn = compiled_once(_draw, step, arrays, constants)
+    else:
+        drawn = _draw(step, arrays, constants)
+    rest = needed(program, numbers, program.outvars)
+    program = program._replace(invars=[*program.invars, *numbers], eqns=rest)
+    return extended(step, program, len(numbers)), drawn
+
+
+def _of_read(variables: Sequence[Any], values: Leaves, read: Collection[Any]) -> Leaves:
+    """The values of the variables that are ``read``."""
+    return [value for x, value in zip(variables, values, strict=True) if x in read]
 
 
 def _drawn(step: Step) -> list[Any]:
@@ -78,33 +84,38 @@ def _floats(variable: Any) -> bool:
 
 def _acts(equation: Any) -> bool:
     """Whether it has effects, or communicates."""
-    within = [x for each in inside(equation) for x in equations(each)]
-    return has_side_effects(equation) or any(map(named_axes, [equation, *within]))
+    return has_side_effects(equation) or any(map(named_axes, _with_inner(equation)))
 
 
 def _draws(equation: Any) -> bool:
     """Whether an equation draws numbers, not keys."""
     if all(jnp.issubdtype(y.aval.dtype, jax.dtypes.prng_key) for y in equation.outvars):
         return False
-    within = [x for each in inside(equation) for x in equations(each)]
-    return any(primitive(x).kind == "random" for x in [equation, *within])
+    return any(primitive(each).kind == "random" for each in _with_inner(equation))
 
 
-def _read(program: Program, found: Sequence[Any]) -> set[Any]:
-    """The variables that the equations up to ``found`` read."""
-    return {x for each in needed(program, (), found) for x in each.invars if not is_literal(x)}
+def _with_inner(equation: Any) -> list[Any]:
+    """The equation, and those of programs inside it."""
+    return [equation, *itertools.chain.from_iterable(map(equations, inside(equation)))]
+
+
+def _read(program: Program, numbers: Sequence[Any]) -> set[Any]:
+    """The variables that the equations up to these numbers read."""
+    operands = (each.invars for each in needed(program, (), numbers))
+    return {x for x in itertools.chain.from_iterable(operands) if not is_literal(x)}
 
 
 def _draw(step: Step, inputs: Leaves, captured: Leaves) -> Leaves:
     """The numbers of all steps, from the ``inputs`` and the ``captured`` arrays that they read."""
-    program, found = step.jaxpr, _drawn(step)
-    read = _read(program, found)
+    program = step.jaxpr
+    numbers = _drawn(step)
+    read = _read(program, numbers)
     variables = [x for x in program.invars[step.states :] if x in read]
-    known = dict(zip([x for x in program.constvars if x in read], captured, strict=True))
+    constants = [x for x in program.constvars if x in read]
 
     def one(inputs: Leaves) -> Leaves:
-        values = known | dict(zip(variables, inputs, strict=True))
-        return interpret(program, values, found, bind)
+        pairs = zip([*variables, *constants], [*inputs, *captured], strict=True)
+        return interpret(program, dict(pairs), numbers, bind)
 
     drawn: Leaves = jax.vmap(one)(inputs)
     return drawn

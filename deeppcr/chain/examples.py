@@ -65,25 +65,24 @@ def differing(step: Step, size: int, axes: Axes, name: Any = None) -> list[bool]
     mapped axis, which has this ``name``. ``axes``: those of the examples in the initial state, the
     inputs, the captured arrays, and more.
     """
-    variables = [*step.jaxpr.invars, *step.jaxpr.constvars]
-    shapes = [
-        abstract(x.aval, x.aval.shape if axis is None else (size, *x.aval.shape))
-        for x, axis in zip(variables, axes, strict=False)
-    ]
-    in_axes = [None if axis is None else 0 for axis in axes[: len(variables)]]
-    found: list[bool] = []
+    shapes, in_axes = [], []
+    for variable, axis in zip(step.variables, axes, strict=False):
+        shape = variable.aval.shape
+        shapes.append(abstract(variable.aval, shape if axis is None else (size, *shape)))
+        in_axes.append(None if axis is None else 0)
+    differ: list[bool] = []
 
-    def loop(*leaves: Any) -> Leaves:  # what differs may reach further leaves in each step
-        state, inputs = list(leaves[: step.states]), leaves[step.states :][: step.inputs]
-        captured = list(leaves[step.states + step.inputs :])
+    def loop(state: Leaves, inputs: Leaves, captured: Leaves) -> tuple[Leaves, Leaves]:
+        """A loop, in which what differs may reach further leaves in each step."""
         xs = [x[None] for x in inputs]
         last, outputs = lax.scan(lambda z, x: step.with_outputs(z, x, captured), state, xs, 1)
-        found[:] = [getattr(y, "batch_dim", None) is not None for y in (*last, *outputs)]
-        return [*last, *outputs]
+        differ[:] = [getattr(y, "batch_dim", None) is not None for y in (*last, *outputs)]
+        return last, outputs
 
+    mapped = jax.vmap(loop, step.separate(in_axes), axis_size=size, axis_name=name)
     with on_no_mesh():
-        jax.make_jaxpr(jax.vmap(loop, in_axes, axis_size=size, axis_name=name))(*shapes)
-    return found
+        jax.make_jaxpr(mapped)(*step.separate(shapes))
+    return differ
 
 
 def _step_of_examples(
@@ -96,20 +95,13 @@ def _step_of_examples(
 ) -> tuple[Step, Leaves]:
     """The step of all examples, and its constants besides ``shared``."""
     first, of_inputs = inputs
-    ends = len(states), len(states) + len(first)
-
-    def flat(*leaves: Any) -> Leaves:
-        parts = list(leaves[: ends[0]]), list(leaves[ends[0] : ends[1]]), list(leaves[ends[1] :])
-        axes = 0, list(of_inputs), [None if axis is None else 0 for axis in captured]
-        after, outputs = jax.vmap(step.with_outputs, axes, axis_size=size)(*parts)
-        return [*after, *outputs]
-
+    axes = 0, list(of_inputs), [None if axis is None else 0 for axis in captured]
+    mapped = jax.vmap(step.with_outputs, axes, axis_size=size)
     with on_no_mesh():
-        closed = jax.make_jaxpr(flat)(*states, *first, *shared)
-    program = Program.of(closed)
+        closed = jax.make_jaxpr(mapped)(states, first, shared)
+    program, end = Program.of(closed), len(states) + len(first)
     program = program._replace(
-        constvars=[*program.invars[ends[1] :], *program.constvars],
-        invars=program.invars[: ends[1]],
+        constvars=[*program.invars[end:], *program.constvars], invars=program.invars[:end]
     )
-    constants = list(map(jnp.asarray, getattr(closed, "consts", ())))
+    constants = list(map(jnp.asarray, closed.consts))
     return dataclasses.replace(step, jaxpr=program, example=step), constants

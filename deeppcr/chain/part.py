@@ -133,7 +133,8 @@ def part(chain: TracedChain, kept: Mask, outputs: Mask, states: Leaves) -> Trace
     """
     step, layout = chain.step, chain.layout
     others = [i for i, reads in enumerate(_others(step, kept, outputs)) if reads]
-    shapes, dtypes = (tuple(partition(x, kept)) for x in (layout.shapes, layout.dtypes))
+    shapes = tuple(partition(layout.shapes, kept))
+    dtypes = tuple(partition(layout.dtypes, kept))
     return dataclasses.replace(
         chain,
         step=_part_of(step, tuple(kept), tuple(outputs), tuple(others)),

@@ -6,7 +6,7 @@ dependences are explicit and differentiable. `trace` converts the first into the
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -94,6 +94,7 @@ class Step:
             outputs. In the jaxpr only outputs may be weakly typed.
         example: the step of one example, if this one is its `jax.vmap`: see `examples.py`.
         kept: variables whose values are inputs, and the variables of these: see `kept.py`.
+        variables: those of state, input and captured arrays, in the program that is evaluated.
     """
 
     jaxpr: Program
@@ -106,11 +107,14 @@ class Step:
     weak: tuple[bool, ...] = ()
     example: "Step | None" = None
     kept: tuple[tuple[Any, Any], ...] = ()
+    variables: list[Any] = dataclasses.field(init=False, repr=False)
     _in_loop: Order = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        known = {*self.jaxpr.invars, *self.jaxpr.constvars}
-        live = Order(needed(self.jaxpr, known, self.jaxpr.outvars), set(), {})
+        program = self.jaxpr
+        variables = [*program.invars, *program.constvars]
+        live = Order(needed(program, set(variables), program.outvars), set(), {})
+        object.__setattr__(self, "variables", variables)
         object.__setattr__(self, "_in_loop", live)
 
     @cached_property
@@ -126,23 +130,23 @@ class Step:
         example = self.example and self.example.converted(convert)
         return dataclasses.replace(self, jaxpr=convert(self.jaxpr), example=example)
 
-    @cached_property
-    def _variables(self) -> list[Any]:
-        """Those of all that the step takes."""
-        return [*self.jaxpr.invars, *self.jaxpr.constvars]
+    def separate(self, leaves: Sequence[Any]) -> tuple[Leaves, Leaves, Leaves]:
+        """The state, the input and the captured arrays, from one list of all."""
+        state, others = list(leaves[: self.states]), list(leaves[self.states :])
+        return state, others[: self.inputs], others[self.inputs :]
 
     @cached_property
     def _at_once(self) -> Order:
         """How many steps at once are evaluated."""
         program = self.evaluated
-        return Order.of(program, set(self._variables), program.outvars[: self.states])
+        return Order.of(program, set(self.variables), program.outvars[: self.states])
 
     @cached_property
     def _own_filters(self) -> frozenset[Any]:
         return own_filters(self.evaluated, self.evaluated.constvars)
 
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
-        return dict(zip(self._variables, [*state, *inputs, *captured], strict=True))
+        return dict(zip(self.variables, [*state, *inputs, *captured], strict=True))
 
     @cached_property
     def has_custom_vjp(self) -> bool:
@@ -178,7 +182,7 @@ class Step:
     @cached_property
     def varies(self) -> frozenset[str]:
         """The axes of `jax.shard_map` over which anything that it takes varies."""
-        return varying_axes([x.aval for x in (*self.jaxpr.invars, *self.jaxpr.constvars)])
+        return varying_axes([x.aval for x in self.variables])
 
     @property
     def varies_like_state(self) -> bool:
@@ -214,9 +218,7 @@ class Step:
             values = {id(x): x for x in jax.tree.leaves(pull)}
             return [x for key, x in values.items() if key not in there]
 
-        avals = [x.aval for x in self._variables]
-        end = self.states + self.inputs
-        shapes = jax.eval_shape(kept, avals[: self.states], avals[self.states : end], avals[end:])
+        shapes = jax.eval_shape(kept, *self.separate([x.aval for x in self.variables]))
         return sum(x.size * x.dtype.itemsize for x in shapes)
 
     @property
