@@ -49,7 +49,7 @@ FEWER = 2  # times the bytes of a value are those from which it follows, if it i
 # their pages costs time again: GRU, 16 units, batch 8, L = 10000, 34 MB: 1.5 times the time of 15.
 MOST, PER_BYTE = 3 << 23, 64
 
-_FOUND: WeakKeyDictionary[Step, "Kept | None"] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[Step, "Kept | None"] = WeakKeyDictionary()
 
 
 class Kept(NamedTuple):
@@ -66,9 +66,10 @@ class Kept(NamedTuple):
     def split(self, chain: TracedChain, run: Any) -> tuple[TracedChain, Any]:
         """The chain of the derivative, and the run of the loop without the values."""
         count = len(run.outputs) - len(self.derivative.kept)
-        inputs = [*chain.inputs, *run.outputs[count:]]
-        own = dataclasses.replace(run, outputs=run.outputs[:count])
-        return dataclasses.replace(chain, step=self.derivative, inputs=inputs), own
+        chain = dataclasses.replace(
+            chain, step=self.derivative, inputs=[*chain.inputs, *run.outputs[count:]]
+        )
+        return chain, dataclasses.replace(run, outputs=run.outputs[:count])
 
     @property
     def sizes(self) -> list[int]:
@@ -82,16 +83,16 @@ def keeping(chain: TracedChain) -> Kept | None:
     step = chain.step
     if step.not_differentiable or step.forwards_only:
         return None
-    if step not in _FOUND:
+    if step not in _KEPT:
         with on_no_mesh():
-            _FOUND[step] = _kept(step, opened(step.jaxpr))
-    found = _FOUND[step]
-    return found if found and _pays_off(found, step, chain.length) else None
+            _KEPT[step] = _kept(step, opened(step.jaxpr))
+    kept = _KEPT[step]
+    return kept if kept and _pays_off(kept, step, chain.length) else None
 
 
-def _pays_off(found: Kept, step: Step, length: int) -> bool:
+def _pays_off(kept: Kept, step: Step, length: int) -> bool:
     """Whether arrays are small, or hold much work: see `MOST`, `PER_BYTE`."""
-    values = sum(found.sizes)
+    values = sum(kept.sizes)
     is_small = length * (step.state_bytes + values) <= MOST
     return is_small or products_of(step.jaxpr) >= PER_BYTE * values
 
@@ -124,42 +125,44 @@ def _chosen(program: Program, states: int) -> list[Any]:
     """
     moved = moved_by(program, program.invars[:states])
     of_state = [y for each in program.eqns for y in each.outvars if y in moved and _is_array(y)]
-    variables = [*program.invars, *program.constvars]
     tangents, values = _tangents(program, states, of_state)
-    own = {value: variable for variable, value in values.items()}
-    ends = set(filterfalse(is_literal, program.outvars[:states]))
-    after = {values[y] for y in ends if y in values}
+    variables = {value: variable for variable, value in values.items()}
+    next_state = set(filterfalse(is_literal, program.outvars[:states]))
+    after = {values[y] for y in next_state if y in values}
     made = {y: each for each in tangents.eqns for y in each.outvars}
     by_state = moved_by(tangents, tangents.invars[:states])
-    found: dict[Any, frozenset[Any]] = {}
-    never = set[Any]()
+    candidates = set(variables)
+    memory: dict[Any, frozenset[Any]] = {}
+
+    def sources(atoms: Collection[Any]) -> frozenset[Any]:
+        """The values to keep, from which to compute these."""
+        return frozenset[Any]().union(*map(source, filterfalse(is_literal, atoms)))
+
+    def source(value: Any) -> frozenset[Any]:
+        """Those from which to compute this one: perhaps itself."""
+        if value not in made or value not in by_state:
+            return frozenset()
+        if value not in memory:
+            memory[value] = cut(value)
+        return memory[value]
 
     def cut(value: Any) -> frozenset[Any]:
-        """The values from which to compute this one: perhaps itself."""
-        if value not in found:
-            found[value] = _cut(value) if value in made and value in by_state else frozenset()
-        return found[value]
-
-    def _cut(value: Any) -> frozenset[Any]:
-        is_own = value in own and value not in never
-        if is_own and (value in after or not _is_cheap(made[value])):
-            return frozenset([value])
-        below = cuts(made[value].invars)
-        is_less = is_own and FEWER * nbytes(value) <= sum(map(nbytes, below - after))
-        return frozenset([value]) if is_less else below
-
-    def cuts(atoms: Collection[Any]) -> frozenset[Any]:
-        return frozenset[Any]().union(*map(cut, filterfalse(is_literal, atoms)))
+        itself = frozenset([value] if value in candidates else [])
+        if itself and (value in after or not _is_cheap(made[value])):
+            return itself
+        below = sources(made[value].invars)
+        is_less = FEWER * nbytes(value) <= sum(map(nbytes, below - after))
+        return itself if itself and is_less else below
 
     compared = [each.invars for each in tangents.eqns if _compares(each)]
-    while True:
-        unequal = set[Any]().union(*(_unequal(tangents, x, cuts(x), by_state) for x in compared))
-        if not unequal:
-            break
-        never |= unequal
-        found.clear()
-    wanted = cuts(_read(tangents, len(variables), own))
-    return [own[value] for value in made if value in wanted]
+    while unequal := set[Any]().union(
+        *(_unequal(tangents, atoms, sources(atoms), by_state) for atoms in compared)
+    ):
+        candidates -= unequal
+        memory.clear()
+    primals = len(program.invars) + len(program.constvars)
+    kept = sources(_read(tangents, primals, variables))
+    return [variables[value] for value in made if value in kept]
 
 
 def _is_cheap(equation: Any) -> bool:
@@ -188,7 +191,8 @@ def _unequal(
 
 def _read(tangents: Program, primals: int, values: Collection[Any]) -> set[Any]:
     """What the equations of tangents read besides tangents; ``values`` are none of these."""
-    moving, read = set(tangents.invars[primals:]), set[Any]()
+    moving = set(tangents.invars[primals:])
+    read = set[Any]()
     for equation in tangents.eqns:
         atoms = set(filterfalse(is_literal, equation.invars))
         if moving & atoms:
@@ -212,16 +216,17 @@ def _tangents(
     def run(primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
         def step(*moving: Any) -> tuple[Leaves, Leaves]:
             known = dict(zip(variables, combine(primals, moves, moving), strict=True))
-            found = interpret(program, known, [*program.outvars, *of_state], bind)
-            return partition(found[: len(ends)], ends), found[len(ends) :]
+            results = interpret(program, known, [*program.outvars, *of_state], bind)
+            return partition(results[: len(ends)], ends), results[len(ends) :]
 
         _, t, values = jax.jvp(step, partition(primals, moves), tangents, has_aux=True)
         return t, values
 
     avals = [abstract(x.aval) for x in variables]
-    found, count = Program.of(jax.make_jaxpr(run)(avals, partition(avals, moves))), sum(ends)
-    values = zip(of_state, found.outvars[count:], strict=True)
-    found = found._replace(outvars=found.outvars[:count])
-    found = found._replace(eqns=live_equations(found))
-    made = {y for each in found.eqns for y in each.outvars}
-    return found, {y: value for y, value in values if not is_literal(value) and value in made}
+    both = Program.of(jax.make_jaxpr(run)(avals, partition(avals, moves)))
+    count = sum(ends)
+    tangents = both._replace(outvars=both.outvars[:count])
+    tangents = tangents._replace(eqns=live_equations(tangents))
+    made = {y for each in tangents.eqns for y in each.outvars}
+    pairs = zip(of_state, both.outvars[count:], strict=True)
+    return tangents, {y: value for y, value in pairs if not is_literal(value) and value in made}

@@ -5,7 +5,7 @@ derivative must not keep them with zeros either: zero times an infinite derivati
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +17,6 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, extended
 from deeppcr.programs.calls import without_unused
-from depth.dependence import dependence
 from depth.jaxprs import (
     Program,
     bind,
@@ -38,45 +37,22 @@ _PARTS: WeakKeyDictionary[Step, dict[Any, Step]] = WeakKeyDictionary()
 
 
 def leaves_read(step: Step, states: Mask, outputs: Mask) -> list[bool]:
-    """The leaves of the state that the values of these leaves and outputs depend on, and these.
-
-    With what their equations read: a call may read more than the results that are used.
-    """
-
-    def sources(results: list[Any]) -> list[bool]:
-        program = step.jaxpr._replace(outvars=results)
-        inputs = [frozenset([i]) for i in range(len(program.invars))]
-        found = frozenset[int]().union(*dependence(program, inputs))
-        return [i in found for i in range(step.states)]
-
+    """These leaves of the state, and all that their equations, and those of these outputs, read."""
     kept = list(states)
-    while True:
-        kept = _closed(step.jaxpr, kept, outputs, sources)
-        others = _others(step, kept, outputs)
-        if not any(others):
-            return kept
+    while any(others := _others(step, kept, outputs)):
         kept = [a or b for a, b in zip(kept, others, strict=True)]
+    return kept
 
 
 def leaves_pulled(step: Step, states: Mask, outputs: Mask) -> list[bool]:
     """The leaves of the state that cotangents of these leaves and outputs reach, and these."""
-
-    def sources(results: list[Any]) -> list[bool]:
-        found = _pulled(step.evaluated, results)
-        return [z in found for z in step.evaluated.invars[: step.states]]
-
-    return _closed(step.evaluated, states, outputs, sources)
-
-
-def _closed(
-    program: Program, states: Mask, outputs: Mask, sources: Callable[[list[Any]], list[bool]]
-) -> list[bool]:
-    """``states``, and all leaves that ``sources`` finds, step after step."""
-    ends, kept = program.outvars, list(states)
-    beside = partition(ends[len(kept) :], outputs) if outputs else []
+    program = step.evaluated
+    before, after = program.invars[: step.states], program.outvars[: step.states]
+    results = partition(program.outvars[step.states :], outputs) if outputs else []
+    kept = list(states)
     while True:
-        found = sources([*partition(ends[: len(kept)], kept), *beside])
-        more = [a or b for a, b in zip(kept, found, strict=True)]
+        reached = _pulled(program, [*partition(after, kept), *results])
+        more = [keeps or z in reached for keeps, z in zip(kept, before, strict=True)]
         if more == kept:
             return kept
         kept = more
