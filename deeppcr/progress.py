@@ -67,9 +67,9 @@ def report_end(progress: Progress, length: Any, run: Run) -> None:
             _print(f"sequential: {int(length)} of {int(length)} steps")
 
     # Once the last state is known.
-    known = [leaf.reshape(-1)[:1] for leaf in run.last if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    last = [leaf.reshape(-1)[:1] for leaf in run.last if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     numbers = run.method, run.result, run.stats.iterations, jnp.asarray(length, jnp.int32)
-    jax.debug.callback(tell, *numbers, *known)
+    jax.debug.callback(tell, *numbers, *last)
 
 
 def _print(line: str) -> None:

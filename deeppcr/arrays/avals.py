@@ -30,36 +30,36 @@ def abstract(
         x: an array, a `jax.ShapeDtypeStruct`, or such a type.
         axes: of `jax.shard_map`, over which it varies, too.
     """
-    found: Any = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
-    found = getattr(found, "inner_aval", found)  # of a mutable reference
-    if dtype is not None and dtype != found.dtype:
-        found = found.update(dtype=dtype, weak_type=False)
+    aval: Any = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+    aval = getattr(aval, "inner_aval", aval)  # of a mutable reference
+    if dtype is not None and dtype != aval.dtype:
+        aval = aval.update(dtype=dtype, weak_type=False)
     if axes:
-        manual = found.manual_axis_type
-        here = NamedSharding(jax.sharding.get_abstract_mesh(), found.sharding.spec)
+        manual = aval.manual_axis_type
+        on_mesh = NamedSharding(jax.sharding.get_abstract_mesh(), aval.sharding.spec)
         varying = manual.update(varying=manual.varying | axes)
-        found = found.update(manual_axis_type=varying, sharding=here)
-    sharding = getattr(found, "sharding", None)
+        aval = aval.update(manual_axis_type=varying, sharding=on_mesh)
+    sharding = getattr(aval, "sharding", None)
     if sharding is None:
-        return found
+        return aval
     spec, mesh = sharding.spec, sharding.mesh
     if not (mesh.manual_axes or any(spec)):  # a program of its type runs on any mesh
-        return found.update(shape=found.shape if shape is None else shape, sharding=None)
-    if shape is None or tuple(shape) == found.shape:
-        return found
-    sizes = zip(reversed(shape), reversed(found.shape), strict=False)
+        return aval.update(shape=aval.shape if shape is None else shape, sharding=None)
+    if shape is None or tuple(shape) == aval.shape:
+        return aval
+    sizes = zip(reversed(shape), reversed(aval.shape), strict=False)
     kept = [old if n == m else None for (n, m), old in zip(sizes, reversed(spec), strict=False)]
     kept += [None] * (len(shape) - len(kept))
     spec = P(*reversed(kept), unreduced=spec.unreduced, reduced=spec.reduced)
-    return found.update(shape=tuple(shape), sharding=NamedSharding(mesh, spec))
+    return aval.update(shape=tuple(shape), sharding=NamedSharding(mesh, spec))
 
 
 def on_one_device(x: Any) -> Any:
     """The type of an array, but for how a mesh with `Explicit` axes shards it."""
-    found = abstract(x)
-    if getattr(found, "sharding", None) is None or found.sharding.mesh.manual_axes:
-        return found
-    return found.update(sharding=None)
+    aval = abstract(x)
+    if getattr(aval, "sharding", None) is None or aval.sharding.mesh.manual_axes:
+        return aval
+    return aval.update(sharding=None)
 
 
 def of_step(x: Any) -> Any:

@@ -36,9 +36,9 @@ def check_batch(state: Leaves, names: Sequence[str], batch_ndim: int, name: str)
             )
         batches[where] = leaf.shape[:batch_ndim]
     if len(set(batches.values())) > 1:
-        found = ", ".join(f"{where}: {list(shape)}" for where, shape in batches.items())
+        shown = ", ".join(f"{where}: {list(shape)}" for where, shape in batches.items())
         raise ValueError(
-            f"the leaves of {name} differ in their {batch_ndim} leading batch axes: {found}; "
+            f"the leaves of {name} differ in their {batch_ndim} leading batch axes: {shown}; "
             "expected the same in all."
         )
 

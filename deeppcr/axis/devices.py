@@ -51,7 +51,7 @@ class DeviceAxis(ChainAxis):
         pairs = [(numbers[p], numbers[p + distance]) for p in range(self.size - distance)]
         if self._from_last_device:
             pairs = [(target, source) for source, target in pairs]
-        return jax.tree.map(lambda leaf: self._moved(leaf, pairs), tree)
+        return jax.tree.map(lambda leaf: self._sent(leaf, pairs), tree)
 
     def in_order(self, arrays: list[Array]) -> list[Array]:
         """See `ChainAxis`: on a descending axis each shard goes to the device at the other end."""
@@ -59,9 +59,9 @@ class DeviceAxis(ChainAxis):
             return arrays
         numbers = tuple(self.numbers or range(self.size))
         pairs = list(zip(numbers, reversed(numbers), strict=True))
-        return [self._moved(x, pairs) for x in arrays]
+        return [self._sent(x, pairs) for x in arrays]
 
-    def _moved(self, x: Array, pairs: list[tuple[int, int]]) -> Array:
+    def _sent(self, x: Array, pairs: list[tuple[int, int]]) -> Array:
         """Every shard on another device."""
         return lax.ppermute(x, self.ordered or self.mesh_axis, pairs)
 
@@ -81,8 +81,8 @@ class DeviceAxis(ChainAxis):
 
     def last(self, states: Array) -> Array:
         """See `ChainAxis`."""
-        found: Array = self._of(self.size - 1, self._last(states))
-        return found
+        last: Array = self._of(self.size - 1, self._last(states))
+        return last
 
     def set_first(self, x: Array, entry: Array) -> Array:
         """See `ChainAxis`."""

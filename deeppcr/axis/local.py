@@ -55,7 +55,7 @@ class ChainAxis:
     def before(self, entry: Array, states: Array) -> Array:
         """The state before each step; ``entry`` before the first step of the chain."""
         entry = jnp.broadcast_to(entry, states.shape)
-        return moved(entry, states, 0, self.backwards)
+        return shifted(entry, states, 0, self.backwards)
 
     def index(self, length: int) -> Array:
         """The index of each of ``length`` steps in the whole chain, from 0: int32."""
@@ -82,10 +82,10 @@ class ChainAxis:
         index, end = self.indices(shape), jnp.int32(self.total(shape[0]))
         first_false = [jnp.where(each, end, index) for each in true]
         least = [jnp.zeros((), x.dtype) for x in values], [end] * len(true)
-        found: tuple[Any, Any] = lax.reduce(
+        most_and_least: tuple[Any, Any] = lax.reduce(
             (list(values), first_false), least, _larger_and_smaller, tuple(range(len(shape)))
         )
-        return found
+        return most_and_least
 
     def last(self, states: Array) -> Array:
         """The last state of the chain."""
@@ -155,15 +155,15 @@ class ChainAxis:
         return jax.tree.map(lambda leaf: leaf[self._end], tree)
 
 
-def moved(entry: Array, states: Array, axis: int, backwards: bool = False) -> Array:
+def shifted(entry: Array, states: Array, axis: int, backwards: bool = False) -> Array:
     """``states`` moved by one along an axis, with those of ``entry``, of the same shape, before."""
     # Not a concatenation, which a GPU's compiler does not fuse with what follows.
     edges = [(0, 0, 0)] * states.ndim
     edges[axis] = (-1, 1, 0) if backwards else (1, -1, 0)
-    others = lax.pad(states, jnp.zeros((), states.dtype), edges)
+    rest = lax.pad(states, jnp.zeros((), states.dtype), edges)
     index = lax.broadcasted_iota(jnp.int32, states.shape, axis % states.ndim)
     first = lax.eq(index, np.int32(states.shape[axis] - 1 if backwards else 0))
-    return lax.select(first, entry, others)
+    return lax.select(first, entry, rest)
 
 
 def _larger_and_smaller(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -26,9 +26,9 @@ def check_mesh_axis(mesh: Any, axis: Any, name: str = "axis") -> None:
     check_type("mesh", mesh, meshes, "a jax.sharding.Mesh, as jax.make_mesh returns")
     names = _names(axis)
     if not names or any(part not in mesh.axis_names for part in names):
-        known = ", ".join(map(repr, mesh.axis_names))
+        axes = ", ".join(map(repr, mesh.axis_names))
         raise ValueError(
-            f"{name} is {axis!r}, and the mesh has the axes {known}; "
+            f"{name} is {axis!r}, and the mesh has the axes {axes}; "
             "expected one of them, or a tuple of some."
         )
 

@@ -263,6 +263,11 @@ def _through(views: Sequence[View], f: Callable[[Any, Any], Any]) -> Callable[[A
     return f
 
 
+def _inputs(views: Sequence[View]) -> Leaves:
+    """All inputs of the step of the chain."""
+    return list(itertools.chain.from_iterable(view.inputs for view in views))
+
+
 def trace_carry(
     f: Callable[[Any, Any], Any],
     initial: Any,
@@ -300,11 +305,9 @@ def trace_carry(
         driven = list(map(of_step, carry.before))
         step, captured = trace(_through(views, f), state, Extended(first, driven))
     if is_solvable and not explicit_mesh(*xs):
-        known = [x for view in views for x in view.inputs]
-        step, numbers = drawn_first(step, captured, known, length)
+        step, numbers = drawn_first(step, captured, _inputs(views), length)
         if numbers:
             views.append(View(_without_added, numbers))
-    leaves = [x for view in views for x in view.inputs]
     variables = step.jaxpr.invars[step.states :]
     check_batch(state, carry.state_names, batch_ndim, name)
     chain = TracedChain(
@@ -312,7 +315,7 @@ def trace_carry(
         StateLayout.of(state, batch_ndim),
         length,
         state,
-        [vary(x, varying_axes(to.aval)) for x, to in zip(leaves, variables, strict=True)],
+        [vary(x, varying_axes(to.aval)) for x, to in zip(_inputs(views), variables, strict=True)],
         captured,
         function=_through(views, f),
         adapt=partial(_through, views),
@@ -328,8 +331,8 @@ def _as_arrays(name: str, tree: Any) -> tuple[Leaves, Any]:
 def _obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
     """The first in the table that is found."""
     for find, reason, *expected in OBSTACLES:
-        if found := find(step, carry, arrays):
-            return Obstacle(reason.format(found), *expected)
+        if words := find(step, carry, arrays):
+            return Obstacle(reason.format(words), *expected)
     return None
 
 

@@ -29,8 +29,8 @@ OF_RUN: Any = Run(1, 1, 0, 0, 0, 0)  # type: ignore[arg-type]
 def at_front(leaves: Leaves, axes: Axes, index: int = 0) -> tuple[Leaves, tuple[int | None, ...]]:
     """The leaves with the examples on axis ``index``, and their new batch axes."""
     pairs = list(zip(leaves, axes, strict=True))
-    moved = [x if axis is None else jnp.moveaxis(x, axis, index) for x, axis in pairs]
-    return moved, tuple(None if axis is None else index for _, axis in pairs)
+    in_front = [x if axis is None else jnp.moveaxis(x, axis, index) for x, axis in pairs]
+    return in_front, tuple(None if axis is None else index for _, axis in pairs)
 
 
 def chain_of_examples(

@@ -23,32 +23,32 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
             raise ValueError(f"length is {length}, expected 0 or more.")
     lengths: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
-        shape = np.shape(leaf)
+        where, shape = name + jax.tree_util.keystr(path), np.shape(leaf)
         if isinstance(leaf, str | bytes) or _no_numbers(leaf):
             expected = "an array of numbers with one entry per step on axis 0"
-            raise no_array(name + jax.tree_util.keystr(path), leaf, expected)
+            raise no_array(where, leaf, expected)
         if not shape:
             what = "a scalar" if np.isscalar(leaf) or hasattr(leaf, "shape") else describe(leaf)
             is_list = isinstance(inputs, list | tuple) and all(map(np.isscalar, inputs))
             raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} is {what}, "
+                f"{where} is {what}, "
                 "expected an array with one entry per step on axis 0"
                 + (f": jnp.asarray({name}) is one." if is_list else ".")
             )
-        lengths[name + jax.tree_util.keystr(path)] = shape[0]
+        lengths[where] = shape[0]
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{leaf}: {n}" for leaf, n in lengths.items())
+        shown = ", ".join(f"{leaf}: {n}" for leaf, n in lengths.items())
         raise ValueError(
-            f"the leaves of {name} differ in length along axis 0: {found}; "
+            f"the leaves of {name} differ in length along axis 0: {shown}; "
             "expected one entry per step in each."
         )
     if lengths:
-        (found_length,) = set(lengths.values())
-        if length is not None and length != found_length:
+        (of_arrays,) = set(lengths.values())
+        if length is not None and length != of_arrays:
             raise ValueError(
-                f"length is {length}, but {name} has {found_length} entries along axis 0."
+                f"length is {length}, but {name} has {of_arrays} entries along axis 0."
             )
-        return found_length
+        return of_arrays
     if length is None:
         raise ValueError(f"{name} has no arrays, so length is needed: the number of steps.")
     return length

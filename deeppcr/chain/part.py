@@ -39,8 +39,8 @@ _PARTS: WeakKeyDictionary[Step, dict[Any, Step]] = WeakKeyDictionary()
 def leaves_read(step: Step, states: Mask, outputs: Mask) -> list[bool]:
     """These leaves of the state, and all that their equations, and those of these outputs, read."""
     kept = list(states)
-    while any(others := _others(step, kept, outputs)):
-        kept = [a or b for a, b in zip(kept, others, strict=True)]
+    while any(also_read := _also_read(step, kept, outputs)):
+        kept = [a or b for a, b in zip(kept, also_read, strict=True)]
     return kept
 
 
@@ -60,13 +60,13 @@ def leaves_pulled(step: Step, states: Mask, outputs: Mask) -> list[bool]:
 
 def _pulled(program: Any, results: Collection[Any]) -> set[Any]:
     """The variables of a program that cotangents of these results reach."""
-    found = set(filter(_has_tangent, results))
+    pulled = set(filter(_has_tangent, results))
     for equation in reversed(program.eqns):
-        reached = [end in found for end in equation.outvars]
+        reached = [end in pulled for end in equation.outvars]
         if any(reached) and equation.primitive.name not in FLAT:
             operands = partition(equation.invars, _operands_pulled(equation, reached))
-            found.update(filter(_has_tangent, operands))
-    return found
+            pulled.update(filter(_has_tangent, operands))
+    return pulled
 
 
 def _operands_pulled(equation: Any, reached: Sequence[bool]) -> list[bool]:
@@ -86,8 +86,8 @@ def _operands_pulled(equation: Any, reached: Sequence[bool]) -> list[bool]:
         def results(*moving: Any) -> Leaves:
             return partition(bind(equation, combine(primals, moves, moving)), reached)
 
-        found: Leaves = jax.jvp(results, partition(primals, moves), t)[1]
-        return found
+        pushed: Leaves = jax.jvp(results, partition(primals, moves), t)[1]
+        return pushed
 
     closed, shapes = jax.make_jaxpr(tangents, return_shape=True)(partition(avals, moves), avals)
     reads = iter(without_unused(closed, [True] * len(shapes))[1])
@@ -108,15 +108,15 @@ def part(chain: TracedChain, kept: Mask, outputs: Mask, states: Leaves) -> Trace
             leaves or outputs depend on them.
     """
     step, layout = chain.step, chain.layout
-    others = [i for i, reads in enumerate(_others(step, kept, outputs)) if reads]
+    also_read = [i for i, reads in enumerate(_also_read(step, kept, outputs)) if reads]
     shapes = tuple(partition(layout.shapes, kept))
     dtypes = tuple(partition(layout.dtypes, kept))
     return dataclasses.replace(
         chain,
-        step=_part_of(step, tuple(kept), tuple(outputs), tuple(others)),
+        step=_part_of(step, tuple(kept), tuple(outputs), tuple(also_read)),
         layout=dataclasses.replace(layout, shapes=shapes, dtypes=dtypes),
         initial=partition(chain.initial, kept),
-        inputs=[*chain.inputs, *(states[i] for i in others)],
+        inputs=[*chain.inputs, *(states[i] for i in also_read)],
         function=None,
         adapt=None,
     )
@@ -127,8 +127,8 @@ def step_part(step: Step, kept: Mask, outputs: Mask) -> Step:
     return _part_of(step, tuple(kept), tuple(outputs), ())
 
 
-def _others(step: Step, kept: Mask, outputs: Mask) -> list[bool]:
-    """The leaves of the state that are not ``kept``, but read."""
+def _also_read(step: Step, kept: Mask, outputs: Mask) -> list[bool]:
+    """The leaves of the state that are read, but not ``kept``."""
     states = step.jaxpr.invars[: step.states]
     program = _cut(step.jaxpr, step, kept, outputs, list(range(step.states)))
     atoms = [*(x for each in program.eqns for x in each.invars), *program.outvars]
@@ -137,15 +137,16 @@ def _others(step: Step, kept: Mask, outputs: Mask) -> list[bool]:
 
 
 def _part_of(
-    step: Step, kept: tuple[bool, ...], outputs: tuple[bool, ...], others: tuple[int, ...]
+    step: Step, kept: tuple[bool, ...], outputs: tuple[bool, ...], also_read: tuple[int, ...]
 ) -> Step:
     """See `part`; made once for a step, since what is known of a step is stored by step."""
-    parts, key = _PARTS.setdefault(step, {}), (kept, outputs, others)
+    parts = _PARTS.setdefault(step, {})
+    key = kept, outputs, also_read
     if key not in parts:
         example = step.example
         # That of a loop which keeps values has not these outputs; it tells of examples alone.
         is_alike = example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars)
-        found = dataclasses.replace(
+        smaller = dataclasses.replace(
             step,
             jaxpr=_cut(step.jaxpr, step, *key),
             states=sum(kept),
@@ -154,18 +155,22 @@ def _part_of(
             weak=tuple(partition(step.weak, [*kept, *outputs])),
             example=_part_of(example, *key) if example and is_alike else example,
         )
-        computed = {y for each in found.jaxpr.eqns for y in each.outvars}
+        computed = {y for each in smaller.jaxpr.eqns for y in each.outvars}
         values = tuple(pair for pair in step.kept if pair[0] in computed)
-        found = dataclasses.replace(found, kept=values)
-        parts[key] = extended(found, found.jaxpr, len(others)) if others else found
+        smaller = dataclasses.replace(smaller, kept=values)
+        if also_read:
+            smaller = extended(smaller, smaller.jaxpr, len(also_read))
+        parts[key] = smaller
     return parts[key]
 
 
-def _cut(program: Program, step: Step, kept: Mask, outputs: Mask, others: Sequence[int]) -> Program:
-    """The program of the leaves that are ``kept``; it takes ``others`` after all inputs."""
+def _cut(
+    program: Program, step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]
+) -> Program:
+    """The program of the leaves that are ``kept``; it takes ``also_read`` after all inputs."""
     states, inputs = program.invars[: step.states], program.invars[step.states :]
     program = program._replace(
-        invars=[*partition(states, kept), *inputs, *(states[i] for i in others)],
+        invars=[*partition(states, kept), *inputs, *(states[i] for i in also_read)],
         outvars=partition(program.outvars, [*kept, *outputs]),
     )
     return program._replace(eqns=live_equations(program))

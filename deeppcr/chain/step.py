@@ -132,8 +132,8 @@ class Step:
 
     def separate(self, leaves: Sequence[Any]) -> tuple[Leaves, Leaves, Leaves]:
         """The state, the input and the captured arrays, from one list of all."""
-        state, others = list(leaves[: self.states]), list(leaves[self.states :])
-        return state, others[: self.inputs], others[self.inputs :]
+        state, rest = list(leaves[: self.states]), list(leaves[self.states :])
+        return state, rest[: self.inputs], rest[self.inputs :]
 
     @cached_property
     def _at_once(self) -> Order:
