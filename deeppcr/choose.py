@@ -24,7 +24,7 @@ from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_name, suggests_keywords
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
-from deeppcr.linear.named import FEW_PRODUCTS, FEW_STEPS, pcr_suits
+from deeppcr.linear.named import FEW_PRODUCTS, pcr_suits
 from deeppcr.linearize import exact_linearization
 from deeppcr.newton import Newton
 from deeppcr.newton.convergence import QUASI, USUAL
@@ -208,7 +208,7 @@ def choose_method(chain: TracedChain, platform: str, iterations: int | None = No
     if is_small_residual(chain):
         parallel["picard"] = ("identity", picard_seconds(chain), QUASI * USUAL)
     for name, (linearize, each, usual) in parallel.items():
-        if length > FEW_STEPS and (name == "picard" or not step.not_differentiable):
+        if length > lower.FEW_STEPS and (name == "picard" or not step.not_differentiable):
             most = max(1, int(loop / each))
             times[name] = (iterations or usual) * each
             methods[name] = Newton(linearize=linearize, max_iterations=most)

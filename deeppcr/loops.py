@@ -16,7 +16,8 @@ from jax import Array, lax
 
 from deeppcr.arrays.avals import like, varying_axes
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower import target
+from deeppcr.lower import ahead, steps_per_test
+from deeppcr.lower import unless as at_most_one_trip
 from depth.loops import named_loop
 
 ITERATION = "newton iteration"
@@ -25,9 +26,6 @@ FALLBACK = "sequential fallback"
 STEP = "newton step"
 CORRECTION = "linear correction"
 REPAIR = "linear fallback"
-MOST_AT_ONCE = 128  # steps that a GPU takes between two waits of the host: what a wait is worth
-FEWEST_WAITS = 8  # so that no more than a part of the chain runs after its end
-AHEAD = 3  # trips that all iterations take which do not start from their solution
 
 T = TypeVar("T")
 
@@ -42,8 +40,8 @@ def iterate(
 ) -> T:
     """Repeat ``trip`` while ``goes_on``, which is false after ``budget`` trips.
 
-    On an accelerator the first 3 run in a counted loop, without a host sync; extra trips do no
-    harm. ``name``: the scope of the loop. ``start``: a named tuple; a trip counts itself in its
+    Where a test is dear the first trips run in a counted loop, since extra trips do no harm.
+    ``name``: the scope of the loop. ``start``: a named tuple; a trip counts itself in its
     ``iterations``, int32. ``expected``: the number of trips to expect.
     """
     count = ahead(budget)
@@ -84,9 +82,8 @@ def steps_from(
 ) -> tuple[T, Leaves]:
     """What the last step carries on, and ``states`` with those from ``begin`` on by ``step``.
 
-    In each trip of a loop whose end depends on data, the host of a GPU waits for the condition,
-    longer than a small step takes. So there each trip is a loop of known length. If its last steps
-    are after the end, they run and change nothing.
+    A test for the end may take longer than a small step. Then each trip is a loop of known length.
+    If its last steps are after the end, they run and change nothing.
 
     Args:
         begin: int32, from 0 to L. If it is L, nothing runs.
@@ -96,7 +93,7 @@ def steps_from(
         backwards: whether the first step is the last of the arrays.
     """
     length = len(states[0])
-    size = max(1, min(MOST_AT_ONCE, length // FEWEST_WAITS)) if target().waits else 1
+    size = steps_per_test(length)
 
     def one(index: Array, now: tuple[T, Leaves]) -> tuple[T, Leaves]:
         before, states = now
@@ -132,26 +129,10 @@ def named(name: str, trips: int | None, before: int = 0) -> AbstractContextManag
     return named_loop(name, trips, by="deeppcr", before=before)
 
 
-def ahead(budget: int) -> int:
-    """The number of trips that run before the first test for the end.
-
-    A GPU runs asynchronously. In each trip of a loop whose end depends on data the host must wait
-    for it, about as long as six kernels take; in a loop of known length it does not.
-    """
-    return min(AHEAD, budget) if target().launches else 0
-
-
 def unless(right: Array, found: T, otherwise: Callable[[], T], expected: bool = False) -> T:
     """``found`` if ``right``, on all shards alike, else ``otherwise()``, of the same structure.
 
-    Implemented as a loop of at most one trip. Under `jax.vmap` a branch would compute both sides
-    and select. ``expected``: see `fallback`.
+    A loop of at most one trip, in a scope. ``expected``: see `fallback`.
     """
-    start = like((right, found), right, found)
     with fallback(REPAIR, expected):
-        result: tuple[Array, T] = lax.while_loop(
-            lambda state: ~state[0],
-            lambda state: like((jnp.ones_like(state[0]), otherwise()), start),
-            start,
-        )
-    return result[1]
+        return at_most_one_trip(right, found, otherwise)

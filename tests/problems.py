@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import deeppcr
-from deeppcr.loops import ahead
+from deeppcr.lower import ahead
 
 L = 13  # a prime: no solver can halve it evenly
 

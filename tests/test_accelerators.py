@@ -10,7 +10,8 @@ from jax import lax
 
 import deeppcr
 from deeppcr import Adjoint, Chain, Newton, Result
-from deeppcr.loops import FALLBACK, ahead, steps_from
+from deeppcr.loops import FALLBACK, steps_from
+from deeppcr.lower import ahead
 from deeppcr.lower.variants import compiled_for, platform, platforms
 from tests.problems import L, assert_agree, normal, rounding, trajectory
 

@@ -45,7 +45,7 @@ from deeppcr.linearize import (
 )
 from deeppcr.loops import unless
 from deeppcr.lower import even_chunk, steps_in_cache
-from deeppcr.newton.convergence import ROUNDING, Criterion
+from deeppcr.newton.convergence import ROUNDING, ContractionCriterion, Criterion
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class Adjoint:
         )
         limits = jnp.finfo(layout.dtype)
         atol = ROUNDING * float(limits.tiny)
-        criterion = Criterion(self.rtol, atol, layout.eps, float(limits.eps), quadratic=False)
+        criterion = ContractionCriterion(self.rtol, atol, layout.eps, float(limits.eps))
         return JacobianAdjoint(
             choice.bind(),
             find_solver(self.linear),
@@ -174,7 +174,7 @@ class JacobianAdjoint:
             found: Blocks = jax.eval_shape(partial(self.linearization.blocks, chain), states)
             return found
 
-        if isinstance(self.solver.chosen(shapes), Recurrence):
+        if isinstance(self.solver.chosen(length, shapes), Recurrence):
             size = self.linearization.bytes_per_step(chain.step, layout)
             most = min(most, steps_in_cache(size, chain.captured))
         return even_chunk(length, most)

@@ -19,7 +19,8 @@ from jax import Array
 
 from deeppcr.linear import Leaving, System
 from deeppcr.loops import REFINEMENT, iterate, unless
-from deeppcr.newton.convergence import Convergence, Criterion, expected_iterations
+from deeppcr.newton.convergence import Criterion, Evaluation, expected_iterations
+from deeppcr.newton.iterate import Convergence
 
 
 class _Iterate(NamedTuple):
@@ -54,7 +55,8 @@ def refine(
     def checked(now: _Iterate, y: Array, update: Array) -> _Iterate:
         received, passed = system.coupled(products, y)
         before = axis.before(jnp.zeros_like(b[0]), y)
-        found = criterion(b + received, y, before, update, now.iterations, now.convergence, axis)
+        evaluation = Evaluation(b + received, y, before, update)
+        found = criterion(evaluation, now.iterations, now.convergence, axis)
         return _Iterate(now.iterations, y, received, system.last(passed), found)
 
     def iteration(now: _Iterate) -> _Iterate:

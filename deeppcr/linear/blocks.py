@@ -14,34 +14,19 @@ or with each other. Arrays have the chain axis first, then batch axes, then the 
 A new kind is one dataclass whose leaves all have the chain on `axis`: three operations and three
 shapes. The operations also have to work on the blocks of one step, whose leaves lack the chain
 axis.
-
-A product of matrices and vectors can be written in three ways. The size decides which is fastest:
-
-    up to 4095 numbers in all         multiply and reduce
-    more, in matrices up to 7x7       a sum over the columns, in loops
-    more, in wider matrices           `jnp.einsum`
-
-On a GPU a sum over the columns is part of the kernel of what follows. A product transposes its
-vectors by a kernel of its own (jax 0.10.2).
 """
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from deeppcr.lower import target
-
-# On GPUs the default float32 product is TF32, of about three digits.
-HIGHEST = lax.Precision.HIGHEST
-# Up to this many numbers, multiply and reduce takes 0.3 to 0.9 of the time of `jnp.einsum` (jax
-# 0.10.2, 2 cores). Above, it takes up to 10 times as long: XLA starts threads for each step.
-FEW = 4095
+from deeppcr.lower import HIGHEST, Use, is_written_out, matvec, spread
 
 
 class Blocks(ABC):
@@ -71,8 +56,11 @@ class Blocks(ABC):
         """How many entries of a state each block couples: w if full, 1 if diagonal."""
 
     @abstractmethod
-    def apply(self, y: Array) -> Array:
-        """``A_l y_l`` for all l."""
+    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
+        """``A_l y_l`` for all l, or for one l, if the leaves and ``y`` lack the chain axis.
+
+        ``use``: what becomes of the product. Without it the product may be differentiated.
+        """
 
     @abstractmethod
     def compose(self, earlier: Self) -> Self:
@@ -81,25 +69,6 @@ class Blocks(ABC):
     @abstractmethod
     def transpose(self) -> Self:
         """``A_l^T`` for all l (never conjugated)."""
-
-    def apply_once(self, y: Array) -> Array:
-        """`apply`, not to be differentiated: without a copy of the blocks."""
-        return self.apply(y)
-
-    def apply_sizes(self, y: Array) -> Array:
-        """``|A_l| y_l`` with the magnitudes of all entries, as `apply_once`."""
-        return jax.tree.map(jnp.abs, self).apply_once(y)
-
-    def apply_only(self, y: Array) -> Array:
-        """`apply`, not to be differentiated: with fewer kernels on a GPU."""
-        return self.apply(y)
-
-    def apply_step(self, y: Array) -> Array:
-        """``A_l y_l`` for one l, in a loop; not to be differentiated.
-
-        The leaves and ``y`` lack the chain axis.
-        """
-        return self.apply(y)
 
     def to_struct_of_arrays(self, b: Array) -> tuple["Blocks", Array, Callable[[Array], Array]]:
         """Blocks and ``b`` as a `StructOfArrays`, if that is multiplied faster, else unchanged.
@@ -167,27 +136,8 @@ class Matrices(Blocks):
     def block_size(self) -> int:
         return self.width
 
-    def apply(self, y: Array) -> Array:
-        if self.matrix.size <= FEW:
-            return self.apply_once(y)
-        return jnp.einsum("...ij,...j->...i", self.matrix, y, precision=HIGHEST)
-
-    def apply_once(self, y: Array) -> Array:
-        return (self.matrix * y[..., None, :]).sum(-1)
-
-    def apply_only(self, y: Array) -> Array:
-        if not target().waits or self.width > target().widest:
-            return self.apply(y)
-        return _combination(jnp.moveaxis(self.matrix, -1, 0), y)
-
-    def apply_step(self, y: Array) -> Array:
-        if self.matrix.size <= FEW:
-            return self.apply_once(y)
-        if self.width > target().widest:
-            return self.apply(y)
-        # The sum over columns is for loops alone: its derivative takes twice as long as that of the
-        # einsum (jax 0.10.2, 2 cores), because it rebuilds the blocks column by column.
-        return _combination([self.matrix[..., k] for k in range(self.width)], y)
+    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
+        return matvec(self.matrix, y, use)
 
     def compose(self, earlier: Self) -> Self:
         return dataclasses.replace(
@@ -198,7 +148,7 @@ class Matrices(Blocks):
         return dataclasses.replace(self, matrix=jnp.swapaxes(self.matrix, -1, -2))
 
     def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
-        if self.width > target().widest:
+        if not is_written_out(self.width):
             return super().to_struct_of_arrays(b)
         length, width = self.length, self.width
         matrix = jnp.moveaxis(self.matrix.reshape(length, -1, width, width), (2, 3), (0, 1))
@@ -236,7 +186,7 @@ class StructOfArrays(Blocks):
     def block_size(self) -> int:
         return self.width
 
-    def apply(self, y: Array) -> Array:
+    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
         product = self.matrix[:, 0, None] * y[None, 0]
         for k in range(1, self.width):
             product = product + self.matrix[:, k, None] * y[None, k]
@@ -248,14 +198,6 @@ class StructOfArrays(Blocks):
 
     def transpose(self) -> Self:
         return dataclasses.replace(self, matrix=jnp.swapaxes(self.matrix, 0, 1))
-
-
-def _combination(columns: Sequence[Array] | Array, y: Array) -> Array:
-    """The sum of the ``columns``, each multiplied with its entry of ``y: [.., w]``."""
-    product = columns[0] * y[..., 0, None]
-    for k in range(1, y.shape[-1]):
-        product = product + columns[k] * y[..., k, None]
-    return product
 
 
 class Elementwise(Blocks):
@@ -297,7 +239,7 @@ class Diagonals(Elementwise):
     def batch_shape(self) -> tuple[int, ...]:
         return self.diagonal.shape[1:-1]
 
-    def apply(self, y: Array) -> Array:
+    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
         return self.diagonal * y
 
     def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
@@ -336,14 +278,14 @@ class Scalars(Elementwise):
     batch_shape: tuple[int, ...] = ()
     width: int = 1
 
-    def apply(self, y: Array) -> Array:
+    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
         return self.scalar.reshape(*self.scalar.shape, *(1,) * (y.ndim - self.scalar.ndim)) * y
 
     def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
-        """On accelerators as `Diagonals`: more numbers, but half as many kernels."""
-        if not target().launches:
+        """As `Diagonals`, where that is faster."""
+        diagonal = spread(self.scalar, b)
+        if diagonal is None:
             return super().to_struct_of_arrays(b)
-        diagonal = jnp.broadcast_to(self.scalar.reshape(-1, *(1,) * (b.ndim - 1)), b.shape)
         return Diagonals(diagonal).to_struct_of_arrays(b)
 
 
@@ -380,5 +322,5 @@ class Zeros(Elementwise):
     def block_size(self) -> int:
         return 0
 
-    def apply(self, y: Array) -> Array:
+    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
         return jnp.zeros_like(y)

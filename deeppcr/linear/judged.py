@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -29,6 +30,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.axis import ChainAxis
 from deeppcr.linear.blocks import Blocks
 from deeppcr.loops import CORRECTION, FALLBACK, fallback, steps_from
+from deeppcr.lower import Use
 
 UNITS = 16  # in the last place, up to which a residual is rounding
 FALLS = 4  # the factor by which a correction has to reduce the largest residual
@@ -159,9 +161,17 @@ def solve_judged(
 
     def judged(blocks: Blocks, y: Array, last: Judged | None = None) -> Judged:
         own = blocks.transpose() if system.transposed else blocks
-        received, passed = system.coupled(own.apply_once, y)
+
+        def products(y: Array) -> Array:
+            return own.apply(y, Use.RESIDUAL)
+
+        def magnitudes(y: Array) -> Array:
+            found: Array = jax.tree.map(jnp.abs, own).apply(y, Use.RESIDUAL)
+            return found
+
+        received, passed = system.coupled(products, y)
         residual = b + received - y
-        terms = system.coupled(own.apply_sizes, jnp.abs(y) + least)[0]
+        terms = system.coupled(magnitudes, jnp.abs(y) + least)[0]
         added = terms if by_blocks else jnp.abs(received)
         usual, _ = usual_sizes(jnp.abs(b) + added + least, axis)
         size = jnp.abs(residual) + (0 if by_blocks else rounding * terms)

@@ -10,16 +10,16 @@ from deeppcr.checks import check_name
 from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.reduction import CyclicReduction, ParallelCyclicReduction, PrefixScan
 from deeppcr.linear.solver import LinearSolver, Recurrence
-from deeppcr.lower import target
+from deeppcr.lower import longest_in_order
 
 
 @dataclasses.dataclass(frozen=True)
 class Auto(LinearSolver):
     """The solver that `choose_solver` takes for the blocks, on the platform that runs them."""
 
-    def chosen(self, blocks: Callable[[], Blocks]) -> LinearSolver:
-        """See `LinearSolver`; a CPU does not ask for the blocks."""
-        return choose_solver(blocks()) if target().launches else Recurrence()
+    def chosen(self, length: int, blocks: Callable[[], Blocks]) -> LinearSolver:
+        """See `LinearSolver`; where loops are the fastest, it does not ask for the blocks."""
+        return Recurrence() if length <= longest_in_order() else choose_solver(blocks())
 
     def multiplies(self, blocks: Blocks) -> bool:
         return choose_solver(blocks).multiplies(blocks)
@@ -31,7 +31,6 @@ class Auto(LinearSolver):
         return choose_solver(blocks)._solve_transposed(blocks, g, reverse)
 
 
-FEW_STEPS = 4  # chains up to this length are solved step by step
 # Multiplications of a round that a GPU does in the time of the kernels which the round saves,
 # estimated from published figures; and the size of blocks which it multiplies in the time that it
 # takes to read them.
@@ -64,13 +63,10 @@ def name_of(solver: str | LinearSolver) -> str:
 def choose_solver(blocks: Blocks) -> LinearSolver:
     """The rule behind "auto".
 
-    On a CPU the sequential recurrence, elsewhere the parallel solver that suits the blocks.
+    The sequential recurrence where it is the fastest, as on a CPU; elsewhere the parallel solver
+    that suits the blocks.
     """
-    # On a CPU no parallel solver has beaten the sequential one (jax 0.10.2, 2 cores, 2000 to 8192
-    # steps): the best takes as long for 1x1 blocks, 2 to 8 times as long for blocks of 2x2 to
-    # 64x64, and 1 to 2.5 times as long for diagonal ones. On a GPU a sequential step costs at least
-    # one kernel launch, whatever its size.
-    if not target().launches or blocks.length <= FEW_STEPS:
+    if blocks.length <= longest_in_order():
         return Recurrence()
     # PCR has the fewest rounds, and a round has the fewest kernels, but it does log2 L times the
     # work. Only few and narrow blocks can afford that: those of 8 x 256 separate entries and 2048

@@ -36,7 +36,7 @@ from jax import Array, lax
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, StructOfArrays
 from deeppcr.linear.solver import LinearSolver
-from deeppcr.lower import target
+from deeppcr.lower import computed_once
 
 Maps = tuple[Blocks, Array]
 """Affine maps, ``y -> A y + b``: blocks and vectors."""
@@ -103,11 +103,7 @@ def _reduce_augmented(blocks: StructOfArrays, b: Array, along: Along) -> Array:
         if 2 * distance >= length:
             return b + blocks.apply(earlier[:, -1:])
         only_offsets = jnp.pad(b, [(0, 0), (blocks.width, 0), (0, 0), (0, 0)])
-        augmented = only_offsets + blocks.apply(earlier)
-        if not target().launches:
-            # XLA for CPU would fuse all rounds into one kernel, and recompute each round for every
-            # entry of the next.
-            augmented = lax.optimization_barrier(augmented)
+        augmented = computed_once(only_offsets + blocks.apply(earlier))
         distance *= 2
 
 

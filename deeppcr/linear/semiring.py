@@ -143,7 +143,7 @@ def _solve(
         y = semiring.sum(rows_l + _with_one(y)[..., None, :], -1)
         return y, y
 
-    if isinstance(solver.chosen(lambda: Matrices(rows[..., :-1])), Recurrence):
+    if isinstance(solver.chosen(len(rows), lambda: Matrices(rows[..., :-1])), Recurrence):
         return lax.scan(step, start, rows, reverse=reverse)[1]
 
     def after(earlier: Array, later: Array) -> Array:

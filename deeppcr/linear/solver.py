@@ -28,6 +28,7 @@ from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.judged import System, solve_judged
 from deeppcr.loops import unless
+from deeppcr.lower import Use
 
 Solve = Callable[[Blocks, Array, bool], Array]
 
@@ -58,8 +59,11 @@ class LinearSolver(ABC):
         """`solve_transposed`, not judged by its residual."""
         return self._in_float32(self._solve_transposed, blocks, g, reverse)
 
-    def chosen(self, blocks: Callable[[], Blocks]) -> "LinearSolver":
-        """The solver that runs for ``blocks``, of which shapes suffice: this one, unless "auto"."""
+    def chosen(self, length: int, blocks: Callable[[], Blocks]) -> "LinearSolver":
+        """The solver that runs for ``length`` blocks: this one, unless it is "auto".
+
+        ``blocks``: makes them, or what has their shapes.
+        """
         return self
 
     def multiplies(self, blocks: Blocks) -> bool:
@@ -101,7 +105,7 @@ class LinearSolver(ABC):
 
         def product(index: Array, y: Array) -> Array:
             block = Along().step(blocks, index)
-            return (block.transpose() if transposed else block).apply_step(y)
+            return (block.transpose() if transposed else block).apply(y, Use.STEP)
 
         found = solve_judged(system, blocks, partial(solve, reverse=reverse), by_blocks=True)
         left = found.leaving, found.y
@@ -142,7 +146,7 @@ class Recurrence(LinearSolver):
             y, trajectory = carry
             index = last - count if reverse else count
             block, b_l = along.step((steps, b), index)
-            y = block.apply_step(y) + b_l
+            y = block.apply(y, Use.STEP) + b_l
             return y, lax.dynamic_update_index_in_dim(trajectory, y, index, 0)
 
         start, unroll = (along.first(b, 1)[0], b), self.unroll or _unroll(steps, b)
@@ -154,7 +158,7 @@ class Recurrence(LinearSolver):
         def step(mu: Array, inputs: tuple[Blocks, Array]) -> tuple[Array, Array]:
             block, g_l = inputs
             lam = g_l + mu
-            return block.transpose().apply_step(lam), lam
+            return block.transpose().apply(lam, Use.STEP), lam
 
         start, unroll = jnp.zeros_like(g[0]), self.unroll or _unroll(blocks, g)
         return lax.scan(step, start, (blocks, g), reverse=not reverse, unroll=unroll)[1]

@@ -18,14 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from depth.jaxprs import bind, called, entered, interpret, run
+from depth.jaxprs import bind, called, run
 from depth.primitives import primitive
 
 # The primitives that move the entries of one operand, or cast them.
 MOVES = frozenset(
     {
-        *("broadcast_in_dim", "convert_element_type", "copy", "reshape"),
-        *("rev", "slice", "squeeze", "transpose"),
+        "broadcast_in_dim",
+        "convert_element_type",
+        "copy",
+        "reshape",
+        "rev",
+        "slice",
+        "squeeze",
+        "transpose",
     }
 )
 
@@ -40,9 +46,9 @@ def columns(linear: Callable[[Array], Array], like: Array) -> Array:
     closed = jax.make_jaxpr(linear)(like)
     width = like.shape[-1]
     units = Units(np.broadcast_to(np.arange(width), like.shape), width, like.dtype)
-    program, known = entered(closed, [units])
-    (result,) = interpret(program, known, program.outvars, _results)
-    return jnp.broadcast_to(_array(result, width), (width, *closed.out_avals[0].shape))
+    (result,) = run(closed, [units], _results)
+    images = result if _is_plain(result) else result.array
+    return jnp.broadcast_to(images, (width, *closed.out_avals[0].shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +65,17 @@ class Units:
     count: int
     dtype: Any
 
+    @property
     def array(self) -> Array:
         """``[count, *shape]``."""
-        rank = self.numbers.ndim
-        found = [(axis, self.start(axis)) for axis in reversed(range(rank))]
-        axis, start = next((each for each in found if each[1] is not None), (0, None))
-        if start is None:
-            shape = (self.count, *(1,) * rank)
-            return (jnp.arange(self.count).reshape(shape) == self.numbers[None]).astype(self.dtype)
-        size = self.numbers.shape[axis]
-        rows = jnp.eye(self.count, size, -start, dtype=self.dtype)
-        shape = (self.count, *(size if each == axis else 1 for each in range(rank)))
-        return jnp.broadcast_to(rows.reshape(shape), (self.count, *self.numbers.shape))
+        shape = [self.count, *[1] * self.numbers.ndim]
+        for axis in reversed(range(self.numbers.ndim)):
+            start = self.start(axis)
+            if start is not None:
+                shape[1 + axis] = self.numbers.shape[axis]
+                rows = jnp.eye(self.count, shape[1 + axis], -start, dtype=self.dtype)
+                return jnp.broadcast_to(rows.reshape(shape), (self.count, *self.numbers.shape))
+        return (jnp.arange(self.count).reshape(shape) == self.numbers[None]).astype(self.dtype)
 
     def start(self, axis: int) -> int | None:
         """The first number along an axis along which alone they count; None if they do not."""
@@ -101,17 +106,10 @@ def _results(equation: Any, values: list[Any]) -> list[Any]:
             return [Units(numbers, values[0].count, equation.outvars[0].aval.dtype)]
         elif (inner := called(equation)) is not None and _may_enter(equation):
             return run(inner, values, _results)
-    count = next(
-        value.count if isinstance(value, Units) else len(value.array)
-        for value in values
-        if not _is_plain(value)
-    )
     axes = [None if _is_plain(value) else 0 for value in values]
-    arrays = [value if _is_plain(value) else _array(value, count) for value in values]
-    return [
-        Images(result)
-        for result in jax.vmap(lambda *operands: bind(equation, operands), in_axes=axes)(*arrays)
-    ]
+    arrays = [value if _is_plain(value) else value.array for value in values]
+    images = jax.vmap(lambda *operands: bind(equation, operands), in_axes=axes)(*arrays)
+    return list(map(Images, images))
 
 
 def _moved(equation: Any, numbers: np.ndarray) -> np.ndarray:
@@ -131,17 +129,6 @@ def _is_plain(value: Any) -> bool:
     return not isinstance(value, Units | Images)
 
 
-def _array(value: Any, count: int) -> Array:
-    """Unit vectors, their images, or zeros for values independent of them, ``[count, ...]``."""
-    if isinstance(value, Units):
-        return value.array()
-    return (
-        value.array
-        if isinstance(value, Images)
-        else jnp.broadcast_to(value, (count, *jnp.shape(value)))
-    )
-
-
 def _rows(equation: Any, values: list[Any]) -> Images | None:
     """The rows of the other operand along the contracted axis of the unit vectors."""
     contracted, batch = equation.params["dimension_numbers"]
@@ -149,13 +136,11 @@ def _rows(equation: Any, values: list[Any]) -> Images | None:
     units, other = values[mine], values[1 - mine]
     if not _is_plain(other) or len(contracted[mine]) != 1:
         return None
-    out, (meets,), start = (
-        equation.outvars[0].aval,
-        contracted[1 - mine],
-        units.start(*contracted[mine]),
-    )
+    start = units.start(*contracted[mine])
     if start is None:
         return None
+    out = equation.outvars[0].aval
+    (meets,) = contracted[1 - mine]
     along = [*batch[1 - mine]]
     free = [axis for axis in range(other.ndim) if axis not in (meets, *along)]
     matrix = jnp.transpose(other, (meets, *along, *free))
@@ -165,6 +150,5 @@ def _rows(equation: Any, values: list[Any]) -> Images | None:
     examples = [1] * (units.numbers.ndim - 1 - len(along))
     at = 1 + len(along) if mine == 0 else rows.ndim
     shape = (*rows.shape[:at], *examples, *rows.shape[at:])
-    return Images(
-        jnp.broadcast_to(rows.reshape(shape), (units.count, *out.shape)).astype(out.dtype)
-    )
+    images = jnp.broadcast_to(rows.reshape(shape), (units.count, *out.shape))
+    return Images(images.astype(out.dtype))

@@ -19,15 +19,10 @@ from deeppcr.arrays.avals import like
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
-from deeppcr.lower import target
+from deeppcr.lower import steps_held
 
-# Bytes of derivatives held at once, if only some of their entries are kept.
-AT_ONCE = 1 << 26
-# The same on a CPU, so that they stay in the cache: 0.03 to 0.2 of the time for a tanh RNN, a GRU
-# and an MLP of 32 entries and 65,536 steps (jax 0.10.2, 2 cores).
-CACHED = 1 << 22
-# Up to this many directions there is too little to gain.
-FEW = 4
+# Up to this many directions there is too little to gain by a cache.
+FEW_DIRECTIONS = 4
 
 
 def diagonals(chain: TracedChain, states: Array, found: np.ndarray) -> Array:
@@ -124,13 +119,11 @@ def _picked(
 def _steps_at_once(states: Array, directions: int) -> int:
     """The number of steps whose derivatives in all directions are held at once.
 
-    On a CPU at least w, so that products with weights that all steps share, which are computed once
-    for each chunk, take no more time than the rest.
+    At least w, so that products with weights that all steps share, which are computed once for each
+    chunk, take no more time than the rest.
     """
     each = max(1, directions * states[0].size * states.dtype.itemsize)
-    if target().launches:
-        return max(1, AT_ONCE // each)
-    return len(states) if directions <= FEW else max(states.shape[-1], CACHED // each)
+    return steps_held(each, len(states), states.shape[-1], directions <= FEW_DIRECTIONS)
 
 
 def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Array) -> Array:

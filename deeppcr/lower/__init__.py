@@ -6,7 +6,9 @@ once are `each`. How they run is decided when jax lowers them, by the platform t
     in_order.py        `loop`, and what a rule reads and rewrites of it
     at_once.py         `each`
     chunks.py          steps whose arrays stay in a cache
-    targets.py         the few facts of a device that programs above depend on
+    recurrence.py      products, rounds and carries of a linear recurrence
+    until.py           loops that end when their data says so
+    targets.py         the few facts of a device that programs depend on
     variants.py        programs with variants for several platforms
     compiler.py        options for XLA, for users
     cpu/               an ordered list of rules
@@ -15,7 +17,7 @@ once are `each`. How they run is decided when jax lowers them, by the platform t
 
 from deeppcr.lower import cpu, gpu  # registers them
 from deeppcr.lower.at_once import each
-from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_in_cache
+from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_held, steps_in_cache
 from deeppcr.lower.cpu.factors_first import bounded
 from deeppcr.lower.cpu.one_function import is_left_to_xla
 from deeppcr.lower.cpu.patches import as_products, own_filters
@@ -33,7 +35,21 @@ from deeppcr.lower.gpu.fused import (
     obstacle,
 )
 from deeppcr.lower.in_order import loop
+from deeppcr.lower.recurrence import (
+    FEW_STEPS,
+    HIGHEST,
+    Use,
+    computed_once,
+    in_place,
+    is_written_out,
+    longest_in_order,
+    matvec,
+    pack,
+    spread,
+    unpack,
+)
 from deeppcr.lower.targets import target
+from deeppcr.lower.until import Opening, ahead, opening, steps_per_test, unless
 from deeppcr.lower.variants import (
     DEFAULT,
     by_platform,
@@ -45,14 +61,20 @@ from deeppcr.lower.variants import (
 
 __all__ = [
     "DEFAULT",
+    "FEW_STEPS",
+    "HIGHEST",
     "CannotFuse",
     "FusedSolve",
     "FusedStep",
+    "Opening",
     "SolvedBelow",
+    "Use",
+    "ahead",
     "as_products",
     "bounded",
     "by_platform",
     "compiled_for",
+    "computed_once",
     "cpu",
     "differing",
     "each",
@@ -61,17 +83,28 @@ __all__ = [
     "fused_scan",
     "fused_solve",
     "gpu",
+    "in_place",
     "is_eager",
     "is_for_gpus",
     "is_left_to_xla",
+    "is_written_out",
     "kernels_run",
+    "longest_in_order",
     "loop",
+    "matvec",
     "obstacle",
+    "opening",
     "own_filters",
+    "pack",
     "platforms",
     "scan_in_chunks",
     "split",
+    "spread",
     "stack",
+    "steps_held",
     "steps_in_cache",
+    "steps_per_test",
     "target",
+    "unless",
+    "unpack",
 ]

@@ -11,6 +11,8 @@ from jax import lax
 
 from deeppcr.lower.targets import target
 
+AT_ONCE = 1 << 26  # bytes of temporaries, of which a part is kept, on an accelerator
+
 
 def steps_in_cache(each: int, totals: Sequence[Any] = ()) -> int:
     """The steps of a chunk that takes ``each`` bytes a step; no limit but on a CPU.
@@ -22,6 +24,23 @@ def steps_in_cache(each: int, totals: Sequence[Any] = ()) -> int:
         return sys.maxsize
     least = sum(math.prod(x.shape) * x.dtype.itemsize for x in totals)
     return max(1, max(cache, least) // max(each, 1))
+
+
+def steps_held(each: int, length: int, least: int, is_narrow: bool) -> int:
+    """The steps whose temporaries, ``each`` bytes a step, are held at once.
+
+    Args:
+        each: bytes.
+        length: the number of all steps.
+        least: fewer would not be worth what is computed once for all steps of a chunk.
+        is_narrow: whether there is too little to gain by a cache.
+    """
+    cache = target().cache
+    if cache is None:
+        return max(1, AT_ONCE // each)
+    # On a CPU they stay in the cache: 0.03 to 0.2 of the time for the Jacobians of a tanh RNN, a
+    # GRU and an MLP of 32 entries and 65,536 steps (jax 0.10.2, 2 cores).
+    return length if is_narrow else max(least, cache // each)
 
 
 def even_chunk(length: int, most: int) -> int:

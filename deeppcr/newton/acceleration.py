@@ -42,9 +42,11 @@ from jax import Array, lax
 
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.checks import describe
+from deeppcr.newton.convergence import ROUNDING
 
-ROUNDING = 16  # units in the last place
-LONGEST = 8  # the elimination is unrolled: its operations grow with the cube of the history
+DIFFERENCES = (
+    8  # at most: the elimination is unrolled: its operations grow with the cube of the history
+)
 
 
 class History(NamedTuple):
@@ -104,9 +106,9 @@ class Anderson:
     regularization: float = 1e-4
 
     def __post_init__(self) -> None:
-        if type(self.history) is not int or not 1 <= self.history <= LONGEST:
+        if type(self.history) is not int or not 1 <= self.history <= DIFFERENCES:
             raise ValueError(
-                f"history is {describe(self.history)}, expected an integer from 1 to {LONGEST}."
+                f"history is {describe(self.history)}, expected an integer from 1 to {DIFFERENCES}."
             )
         if not (self.regularization > 0 and math.isfinite(self.regularization)):
             raise ValueError(
@@ -165,10 +167,12 @@ class Anderson:
         is_finite = jnp.isfinite(proposed).all(axis=-1) & jnp.isfinite(residual).all(axis=-1)
         valid = _up_to_each(is_finite, axis)
         known = valid & state.valid
-        dY, dR = (
-            jnp.where(known[..., None], now - last, jnp.zeros_like(now))
-            for now, last in ((proposed, state.proposed), (residual, state.residual))
-        )
+
+        def difference(now: Array, last: Array) -> Array:
+            return jnp.where(known[..., None], now - last, jnp.zeros_like(now))
+
+        dY = difference(proposed, state.proposed)
+        dR = difference(residual, state.residual)
         slot = state.written % self.history
         all_dR = lax.dynamic_update_index_in_dim(state.dR, dR, slot, 0)
         row = (all_dR * dR[None]).sum(axis=-1)

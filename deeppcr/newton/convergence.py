@@ -32,23 +32,22 @@ no equation: then products of blocks have lost their digits.
 """
 
 import dataclasses
-from functools import partial
-from typing import NamedTuple, Self
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.linear import usual_sizes
-from deeppcr.lower import target
+from deeppcr.lower import unpack
+from deeppcr.newton.iterate import Convergence, Stagnation
 
 ROUNDING = 16  # units in the last place up to which a residual is rounding
 NOISE = 4  # units up to which an update is noise; sqrt(l) times as many at step l
-STAGNATION = (
-    1000  # units of the largest entry, below which a residual that stands still is rounding
-)
+# Units of the largest entry, below which a residual that stands still is rounding.
+STAGNATION = 1000
 PLATEAU = 4  # iterations in which neither residuals nor updates fall, at whatever level
 
 # Iterations of Newton's method on chains that forget: of gated cells 4 to 6, of tanh layers 8, at
@@ -76,164 +75,91 @@ def expected_iterations(
     return windows * min(usual, length + 1)
 
 
-class Convergence(NamedTuple):
-    """The convergence state of an iterate ``[L, *batch, w]``.
+class Evaluation(NamedTuple):
+    """An iterate, and the step applied to it: arrays ``[L, *batch, w]``.
 
     Attributes:
-        worst: the largest residual, relative to the size of the entry.
-        history: a `group` of four numbers: the smallest of these so far, in units in the last
-            place; the same of the largest updates, relative to the size of the entry; and the
-            iterations in which either last fell much below that. The smallest are below 0 before
-            the first test. That of the initial trajectory does not count: good iterates may stray
-            above it.
-        update_norm: ``[L, *batch]``, the largest update up to this step, relative to the size of
-            the state; inf before the first. Only quasi-Newton methods use it, and the next.
-        contraction: ``[L, *batch]``, estimated contraction factor of each step's update; inf while
-            unknown.
-        converged: int32, the number of states from the start that are right.
-        same: int32, the number that the step reproduces to the last bit.
-        finite: int32, the number that the step makes finite.
+        value: the step applied to ``origin``.
+        states: the iterate.
+        origin: the state before each step.
+        update: the size of the last change; inf before the first, and 0 if the residual alone
+            tells.
     """
 
-    worst: Array
-    history: tuple[Array, ...]
-    update_norm: Array
-    contraction: Array
-    converged: Array
-    same: Array
-    finite: Array
-
-    @classmethod
-    def unknown(cls, states: Array) -> Self:
-        """The convergence state before the first test, of ``states: [L, *batch, w]``."""
-        infinite, unknown = (
-            jnp.full(shape, jnp.inf, states.dtype) for shape in ((), states.shape[:-1])
-        )
-        none, before = jnp.int32(0), jnp.full((), -1, states.dtype)
-        history = group(-infinite, -infinite, before, before)
-        return cls(infinite, history, unknown, unknown, none, none, none)
-
-    def shifted(self, distance: Array, entered: Array, iterations: Array) -> Self:
-        """The state of a window that has moved on by ``distance`` steps, not yet tested there.
-
-        The steps that have ``entered``, bool ``[L, *batch]``, have no history, and may raise the
-        residual. ``iterations``, int32, have made the states.
-        """
-        norm, contraction = (
-            jnp.where(entered, jnp.inf, jnp.roll(x, -distance, axis=0))
-            for x in (self.update_norm, self.contraction)
-        )
-        infinite = jnp.full((), jnp.inf, self.worst.dtype)
-        before = (iterations - jnp.int32(1)).astype(infinite.dtype)
-        fresh = group(infinite, infinite, before, before)
-        history = jax.tree.map(partial(jnp.where, distance > 0), fresh, self.history)
-        return self._replace(update_norm=norm, contraction=contraction, history=history)
+    value: Array
+    states: Array
+    origin: Array
+    update: Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Criterion:
-    """The convergence criterion.
+class Criterion(ABC):
+    """A convergence criterion: see `NewtonCriterion` and `ContractionCriterion`.
 
     Attributes:
         rtol: the tolerance on the residual relative to the size of the entry; None for rounding
             level.
         atol: the absolute tolerance on the residual, or ``[L, .., 1]``, one for each step.
         eps: one unit in the last place of 1 for each leaf of the state: ``(entries, eps)``.
-        working: the same for the dtype of the iterates.
-        quadratic: whether the iteration is Newton's method.
-        rounding: the number of units in the last place that count as rounding.
-        own_rounding: the unit roundoff of products in the step, if that is larger; else 0.
     """
 
     rtol: float | None
     atol: float | Array
     eps: tuple[tuple[int, float], ...]
-    working: float
-    quadratic: bool
-    rounding: float = ROUNDING
-    own_rounding: float = 0.0
+
+    FALLS: ClassVar[float]  # what is smaller by this factor has fallen
+    PATIENCE: ClassVar[int]  # iterations without, after which a small residual is rounding
+    OF_STATE: ClassVar[bool]  # whether small is relative to the state, or to the entry
 
     def __call__(
-        self,
-        value: Array,
-        iterate: Array,
-        origin: Array,
-        update: Array,
-        iterations: Array,
-        last: Convergence,
-        axis: ChainAxis = LOCAL,
+        self, now: Evaluation, iterations: Array, last: Convergence, axis: ChainAxis = LOCAL
     ) -> Convergence:
-        """The convergence state of ``iterate``.
+        """The convergence state of an iterate.
 
         Args:
-            value: ``[L, *batch, w]``, the step applied to ``origin``.
-            iterate: the same shape.
-            origin: the same shape: the state before each step.
-            update: the same shape: the size of the last change; inf before the first, and 0 if
-                the residual alone tells.
-            iterations: int32, the number of iterations that have made ``iterate``.
+            now: the iterate.
+            iterations: int32, the number of iterations that have made it.
             last: the convergence state of the iterate before.
             axis: the chain axis, in the direction of the recurrence.
         """
-        eps, coarsest = self._units(value), max(eps for _, eps in self.eps)
+        value, states, origin, update = now
+        eps = self._units(value)
         defined = jnp.isfinite(value)
-        finite = defined & jnp.isfinite(iterate)
+        finite = defined & jnp.isfinite(states)
         own, common = sizes(value, origin, axis)
-        residual = jnp.where(finite, jnp.abs(value - iterate), jnp.inf)
+        residual = jnp.where(finite, jnp.abs(value - states), jnp.inf)
         relative = _over(residual, own)
         update = jnp.maximum(update - self.atol, 0)
-        norm, contraction = last.update_norm, last.contraction
         changed = _over(update, own)
-        if self.quadratic:
-            converges = changed <= np.maximum(np.sqrt(eps), self.rtol or 0.0)
-            at_rest = changed <= self._rest
-        else:
-            norms = [_over(update, size).max(axis=-1, initial=0) for size in (common, own)]
-            so_far = axis.cummax(jnp.stack(norms, axis=-1))
-            norm, contraction, now = self._denoised(so_far[..., 0], last, axis)
-            # The update of an entry: the smaller of its own and, in its units, the state's.
-            tiny = jnp.finfo(own.dtype).tiny
-            share = jnp.where(own > 0, jnp.maximum(_over(own, common), tiny), 1)
-            of_entry = jnp.minimum(so_far[..., 1], norm / share.min(axis=-1, initial=1))
-            converges = at_rest = self._is_small(of_entry, now)[..., None]
+        settled, resting, norm, contraction = self._remaining(
+            changed, update, own, common, last, axis
+        )
         if self.is_given:  # a state is right if its residual is, and so are the states before it
             right = jnp.ones((), bool)
-            converges, at_rest = (axis.before(right, each) for each in (converges, at_rest))
+            settled = axis.before(right, settled)
+            resting = axis.before(right, resting)
         rtol = ROUNDING * eps if self.rtol is None else self.rtol
         small = residual <= self.atol + rtol * own
+
         # Count under both assumptions: whether residuals still fall is known once all are computed.
         values = [relative, changed]
-        values += [_over(residual, common)] if self.quadratic else []
+        values += [_over(residual, common)] if self.OF_STATE else []
         values += [relative / eps] if eps.ndim else []  # leaves of several dtypes
-        true = [converges & finite & small, at_rest & finite, value == iterate, defined]
-        largest, (close, any_close, same, finite_states) = axis.survey(values, true)
-        worst, moved, plateau = largest[0], largest[1], largest[2 if self.quadratic else 0]
-        falling, patience = (0.5, 1) if self.quadratic else (0.9, 4)
+        tests = [settled & finite & small, resting & finite, value == states, defined]
+        largest, (close, still, same, finite_states) = axis.survey(values, tests)
+        worst, moved, level = largest[0], largest[1], largest[2 if self.OF_STATE else 0]
 
         count = iterations.astype(worst.dtype)
-
-        def follow(level: Array, least: Array, fell: Array) -> tuple[Array, Array]:
-            """The smallest level so far, and the iteration in which it last fell much."""
-            smallest = jnp.where(least < 0, jnp.inf, jnp.minimum(level, least))
-            falls = jnp.isfinite(smallest) & (level <= smallest) & (smallest <= falling * least)
-            return smallest, jnp.where(falls, count, fell)
-
-        levels = largest[-1] if eps.ndim else worst / eps, moved
-        before = members(last.history, 4)
-        least, fell = zip(*map(follow, levels, before[:2], before[2:]), strict=True)
-        history = group(*least, *fell)
-        residuals_fell, updates_fell = members(history, 4)[2:]
-        stagnates = (plateau <= STAGNATION * coarsest) & (count - residuals_fell >= patience)
-        if self.quadratic:
-            rests = (moved <= self._rest) & (plateau <= ROUNDING * self._rest)
-            last_fell = jnp.maximum(residuals_fell, updates_fell)
-            stagnates |= rests & (count - last_fell >= PLATEAU)
+        units = largest[-1] if eps.ndim else worst / eps
+        before = Stagnation(*unpack(last.stagnation))
+        stagnation = before.following(units, moved, count, self.FALLS)
+        stands = self._stands(level, moved, Stagnation(*unpack(stagnation)), count)
         return Convergence(
             worst=worst,
-            history=history,
+            stagnation=stagnation,
             update_norm=norm,
             contraction=contraction,
-            converged=jnp.where(stagnates, any_close, close),
+            converged=jnp.where(stands, still, close),
             same=same,
             finite=finite_states,
         )
@@ -258,21 +184,21 @@ class Criterion:
         return jnp.minimum(count + jnp.int32(1), jnp.int32(len(states)))
 
     def is_plateau(self, worst: Array) -> Array:
-        """Whether an iteration that has ended at this residual was stopped by such products."""
-        if self.is_given or not self.own_rounding:
-            return jnp.zeros((), bool)
-        return worst > STAGNATION * max(eps for _, eps in self.eps)
+        """Whether products of the step in low precision have stopped an iteration, at a residual.
 
-    @property
-    def _rest(self) -> float:
-        """The update of Newton's method below which it may stand still."""
-        coarsest = max(eps for _, eps in self.eps)
-        return max(coarsest**0.5, ROUNDING * self.own_rounding, self.rtol or 0.0)
+        That of the states that it has ended with.
+        """
+        return jnp.zeros((), bool)
 
     @property
     def is_given(self) -> bool:
         """Whether the user has given a tolerance."""
         return self.rtol is not None or not isinstance(self.atol, float) or self.atol > 0
+
+    @property
+    def _coarsest(self) -> float:
+        """The largest of the units."""
+        return max(eps for _, eps in self.eps)
 
     def _units(self, like: Array) -> np.ndarray:
         """``eps``: a number, or one for each entry, ``[1, .., 1, w]``."""
@@ -280,6 +206,123 @@ class Criterion:
         if len(set(eps)) == 1:
             return np.asarray(eps[0], like.dtype)
         return np.repeat(eps, entries).astype(like.dtype).reshape((*(1,) * (like.ndim - 1), -1))
+
+    @abstractmethod
+    def _remaining(
+        self,
+        changed: Array,
+        update: Array,
+        own: Array,
+        common: Array,
+        last: Convergence,
+        axis: ChainAxis,
+    ) -> tuple[Array, Array, Array, Array]:
+        """Where the remaining change is rounding, and the norm and contraction to store.
+
+        Args:
+            changed: the last update, relative to the size of the entry.
+            update: the same, beyond the absolute tolerance.
+            own: the size of the entries: see `sizes`.
+            common: that of the states.
+            last: the convergence state of the iterate before.
+            axis: the chain axis.
+
+        Returns:
+            bool ``[L, *batch, w or 1]``, where little is left to change; and where, if residuals
+            stand still; then the next ``update_norm`` and ``contraction`` of a `Convergence`.
+        """
+
+    def _stands(self, level: Array, moved: Array, last: Stagnation, count: Array) -> Array:
+        """Whether residuals or updates no longer fall.
+
+        Args:
+            level: the largest residual, relative to the state or the entry.
+            moved: the largest update, relative to the entry.
+            last: with this iteration.
+            count: its number.
+        """
+        is_rounding = level <= STAGNATION * self._coarsest
+        return is_rounding & (count - last.residual_fell >= self.PATIENCE)
+
+
+@dataclasses.dataclass(frozen=True)
+class NewtonCriterion(Criterion):
+    """Newton's method squares its update: below the square root of rounding level it is the last.
+
+    Attributes:
+        own_rounding: the unit roundoff of products in the step, if that is larger; else 0.
+    """
+
+    own_rounding: float = 0.0
+
+    FALLS = 0.5
+    PATIENCE = 1
+    OF_STATE = True
+
+    def _remaining(
+        self,
+        changed: Array,
+        update: Array,
+        own: Array,
+        common: Array,
+        last: Convergence,
+        axis: ChainAxis,
+    ) -> tuple[Array, Array, Array, Array]:
+        settled = changed <= np.maximum(np.sqrt(self._units(own)), self.rtol or 0.0)
+        return settled, changed <= self._rest, last.update_norm, last.contraction
+
+    def _stands(self, level: Array, moved: Array, last: Stagnation, count: Array) -> Array:
+        stands = super()._stands(level, moved, last, count)
+        rests = (moved <= self._rest) & (level <= ROUNDING * self._rest)
+        last_fell = jnp.maximum(last.residual_fell, last.update_fell)
+        return stands | rests & (count - last_fell >= PLATEAU)
+
+    def is_plateau(self, worst: Array) -> Array:
+        """See `Criterion`."""
+        if self.is_given or not self.own_rounding:
+            return super().is_plateau(worst)
+        return worst > STAGNATION * self._coarsest
+
+    @property
+    def _rest(self) -> float:
+        """The update below which it may stand still."""
+        return max(self._coarsest**0.5, ROUNDING * self.own_rounding, self.rtol or 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ContractionCriterion(Criterion):
+    """Any other iteration contracts its updates: those to come are a geometric series.
+
+    Attributes:
+        working: one unit in the last place of 1 in the dtype of the iterates.
+        rounding: the number of units in the last place that count as rounding.
+    """
+
+    working: float
+    rounding: float = ROUNDING
+
+    FALLS = 0.9
+    PATIENCE = 4
+    OF_STATE = False
+
+    def _remaining(
+        self,
+        changed: Array,
+        update: Array,
+        own: Array,
+        common: Array,
+        last: Convergence,
+        axis: ChainAxis,
+    ) -> tuple[Array, Array, Array, Array]:
+        norms = [_over(update, size).max(axis=-1, initial=0) for size in (common, own)]
+        so_far = axis.cummax(jnp.stack(norms, axis=-1))
+        norm, contraction, current = self._denoised(so_far[..., 0], last, axis)
+        # The update of an entry: the smaller of its own and, in its units, the state's.
+        tiny = jnp.finfo(own.dtype).tiny
+        share = jnp.where(own > 0, jnp.maximum(_over(own, common), tiny), 1)
+        of_entry = jnp.minimum(so_far[..., 1], norm / share.min(axis=-1, initial=1))
+        settled = self._is_small(of_entry, current)[..., None]
+        return settled, settled, norm, contraction
 
     def _denoised(
         self, norm: Array, last: Convergence, axis: ChainAxis
@@ -307,21 +350,6 @@ class Criterion:
         limit = max(self.rounding * self.working, self.rtol or 0.0)
         at_once = max(NOISE * self.working, self.rtol or 0.0)
         return (norm <= at_once) | (shrinks & (to_come <= limit))
-
-
-def group(*numbers: Array) -> tuple[Array, ...]:
-    """Numbers of one dtype.
-
-    On a CPU they are one array, which one kernel writes: each costs time, and more to compile. A
-    GPU's compiler makes one kernel of operations on single numbers, if each is made of the last; of
-    arrays not.
-    """
-    return numbers if target().launches else (jnp.stack(numbers),)
-
-
-def members(numbers: tuple[Array, ...], count: int) -> tuple[Array, ...]:
-    """The ``count`` numbers of a `group`."""
-    return numbers if len(numbers) == count else tuple(numbers[0])
 
 
 def _over(values: Array, size: Array) -> Array:

@@ -4,13 +4,100 @@ The window slides along the chain as its first states converge. The solve holds 
 window, and the trajectory is its only array of L steps. A window of L steps never moves.
 """
 
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.newton.convergence import Convergence
+from deeppcr.lower import pack
+
+
+class Stagnation(NamedTuple):
+    """How far residuals and updates have fallen, and when they last did.
+
+    Both are the largest of the chain, relative to the size of the entry. A loop carries them
+    packed.
+
+    Attributes:
+        residual: the smallest so far, in units in the last place. Below 0 before the first test:
+            that of the initial trajectory does not count, since good iterates may stray above it.
+        update: the same of updates, not in units.
+        residual_fell: the iteration in which the residual last fell much below its smallest.
+        update_fell: the same of the update.
+    """
+
+    residual: Array
+    update: Array
+    residual_fell: Array
+    update_fell: Array
+
+    def following(
+        self, residual: Array, update: Array, iteration: Array, factor: float
+    ) -> tuple[Array, ...]:
+        """The next one, packed; ``factor``: what counts as to fall much."""
+
+        def follow(level: Array, least: Array, fell: Array) -> tuple[Array, Array]:
+            smallest = jnp.where(least < 0, jnp.inf, jnp.minimum(level, least))
+            falls = jnp.isfinite(smallest) & (level <= smallest) & (smallest <= factor * least)
+            return smallest, jnp.where(falls, iteration, fell)
+
+        least_residual, residual_fell = follow(residual, self.residual, self.residual_fell)
+        least_update, update_fell = follow(update, self.update, self.update_fell)
+        return pack(least_residual, least_update, residual_fell, update_fell)
+
+
+class Convergence(NamedTuple):
+    """The convergence state of an iterate ``[L, *batch, w]``.
+
+    Attributes:
+        worst: the largest residual, relative to the size of the entry.
+        stagnation: a `Stagnation`, packed.
+        update_norm: ``[L, *batch]``, the largest update up to this step, relative to the size of
+            the state; inf before the first. Only quasi-Newton methods use it, and the next.
+        contraction: ``[L, *batch]``, estimated contraction factor of each step's update; inf while
+            unknown.
+        converged: int32, the number of states from the start that are right.
+        same: int32, the number that the step reproduces to the last bit.
+        finite: int32, the number that the step makes finite.
+    """
+
+    worst: Array
+    stagnation: tuple[Array, ...]
+    update_norm: Array
+    contraction: Array
+    converged: Array
+    same: Array
+    finite: Array
+
+    @classmethod
+    def unknown(cls, states: Array) -> Self:
+        """The convergence state before the first test, of ``states: [L, *batch, w]``."""
+        infinite = jnp.full((), jnp.inf, states.dtype)
+        unknown = jnp.full(states.shape[:-1], jnp.inf, states.dtype)
+        none = jnp.int32(0)
+        before = jnp.full((), -1, states.dtype)
+        stagnation = pack(*Stagnation(-infinite, -infinite, before, before))
+        return cls(infinite, stagnation, unknown, unknown, none, none, none)
+
+    def shifted(self, distance: Array, entered: Array, iterations: Array) -> Self:
+        """The state of a window that has moved on by ``distance`` steps, not yet tested there.
+
+        The steps that have ``entered``, bool ``[L, *batch]``, have no history, and may raise the
+        residual. ``iterations``, int32, have made the states.
+        """
+
+        def moved(x: Array) -> Array:
+            return jnp.where(entered, jnp.inf, jnp.roll(x, -distance, axis=0))
+
+        norm = moved(self.update_norm)
+        contraction = moved(self.contraction)
+        infinite = jnp.full((), jnp.inf, self.worst.dtype)
+        before = (iterations - jnp.int32(1)).astype(infinite.dtype)
+        fresh = pack(*Stagnation(infinite, infinite, before, before))
+        stagnation = jax.tree.map(partial(jnp.where, distance > 0), fresh, self.stagnation)
+        return self._replace(update_norm=norm, contraction=contraction, stagnation=stagnation)
 
 
 class Window(NamedTuple):

@@ -10,7 +10,7 @@ not converged.
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,21 +24,34 @@ from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.loops import ITERATION, STEP, iterate, named
-from deeppcr.lower import target
+from deeppcr.lower import Opening, Use, in_place, opening
 from deeppcr.newton import one_kernel
-from deeppcr.newton.convergence import ROUNDING, Convergence, Criterion
+from deeppcr.newton.convergence import ROUNDING, Criterion, Evaluation
 from deeppcr.newton.damping import SWEEPS, largest
 from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
-from deeppcr.newton.iterate import Iterate, Progress, Window, forward
+from deeppcr.newton.iterate import Convergence, Iterate, Progress, Window, forward
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.newton.precision import cast
 from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
 
-Next = tuple[Array, Array, Any, Any, Array]
-"""Whether they are known, the next states, sizes, history, and whether the states are solved."""
-
 SMALL = 4  # entries of a block, up to which a product of two is cheap
+
+
+class Proposal(NamedTuple):
+    """The next states, before the step is applied to them.
+
+    Attributes:
+        states: ``[W, *batch, w]``.
+        sizes: of the entries: see `Iterate`.
+        history: of the iterates: see `Iterate`.
+        is_solved: bool, whether they are known to be the solution.
+    """
+
+    states: Array
+    sizes: Any
+    history: Any
+    is_solved: Array
 
 
 @partial(
@@ -113,18 +126,19 @@ class NewtonSolver:
             inputs=cast(chain.inputs, of_inputs),
             captured=self.captured,
         )
-        goes_on, trip = partial(self._goes_on, in_float32), partial(self._trip, in_float32)
+        goes_on = partial(self._goes_on, in_float32)
+        trip = partial(self._trip, in_float32)
         start = self._begin(in_float32)
         end = iterate(ITERATION, goes_on, trip, start, self.budget, self.expected)
         return self._finished(chain, in_float32, end)
 
     def _begin(self, chain: TracedChain) -> Iterate:
         """Before the first trip."""
-        entry, applies = chain.layout.flatten(chain.initial), self.options.initial_guess == "apply"
+        entry = chain.layout.flatten(chain.initial)
+        applies = self.options.initial_guess == "apply"
         acceleration = self.options.acceleration
         first = first_trajectory(self.guess, chain, entry, self.window)
-        # The first trips apply the step to the guess, and test the result, so that the loop alone
-        # has a copy of both. Where a branch costs time they are in front of it.
+        # The first trips apply the step to the guess, and test the result.
         early = 1 + (applies and self.guess is None)
         recorded = self.budget + 2 if self.options.record else 0
         states = first[: self.window]
@@ -139,14 +153,16 @@ class NewtonSolver:
             residuals=jnp.full(recorded, unrecorded(), states.dtype),
             reported=jnp.int32(0),
         )
-        if _branches(chain):
-            return now
-        for _ in range(early):
-            states = jnp.where(jnp.isfinite(now.value), now.value, now.states)
-            applied = now._replace(iterations=now.iterations + jnp.int32(1), states=states)
-            found = self._checked(chain, applied, jnp.full_like(states, jnp.inf))
-            now = found._replace(convergence=now.convergence)
-        return found
+
+        def opened(last: Iterate) -> Iterate:
+            applied = last._replace(
+                states=_applied(last),
+                iterations=last.iterations + jnp.int32(1),
+                convergence=now.convergence,  # they are no iterate yet
+            )
+            return self._checked(chain, applied, jnp.full_like(applied.states, jnp.inf))
+
+        return _opening(chain).before(early, opened, now)
 
     def _goes_on(self, chain: TracedChain, now: Iterate) -> Array:
         reached = self._progress(chain, now)
@@ -155,30 +171,27 @@ class NewtonSolver:
 
     def _trip(self, chain: TracedChain, now: Iterate) -> Iterate:
         """The next states, f applied to them, and how far they have converged."""
-        window, reached = chain.window(now.window.start, self.window), self._progress(chain, now)
-        newton, skips = partial(self._newton, window, now, reached), now.iterations < 0
-        # A guess that overflows would spread to all later states.
-        applied = jnp.where(jnp.isfinite(now.value), now.value, now.states)
-        found: Next = like((skips, applied, now.sizes, now.history, jnp.zeros((), bool)), now)
-        if _branches(chain):
-            # Under `jax.vmap` a branch would compute both sides, with weights for each example.
-            with named(STEP, 1):
-                found = lax.while_loop(lambda found: ~found[0], newton, found)
-        else:
-            found = newton(found)
-        _, states, sizes, history, solved = found
-        update = jnp.where(skips, jnp.inf, jnp.abs(states - now.states))
+        window = chain.window(now.window.start, self.window)
+        reached = self._progress(chain, now)
+        opens = now.iterations < 0
+        applied = Proposal(_applied(now), now.sizes, now.history, jnp.zeros((), bool))
+        newton = partial(self._newton, window, now, reached)
+        found = _opening(chain).unless(opens, like(applied, now), newton, named(STEP, 1))
+        update = jnp.where(opens, jnp.inf, jnp.abs(found.states - now.states))
         if self.is_affine:
-            update = jnp.where(solved, 0, update)
-        if target().launches:  # then they take the place of the last ones, without a copy
-            states, update = lax.optimization_barrier((states, update))
-        count = now.iterations + jnp.int32(1)
-        following = now._replace(iterations=count, states=states, sizes=sizes, history=history)
+            update = jnp.where(found.is_solved, 0, update)
+        states, update = in_place(found.states, update)
+        following = now._replace(
+            iterations=now.iterations + jnp.int32(1),
+            states=states,
+            sizes=found.sizes,
+            history=found.history,
+        )
         if self.window < chain.length:
             following, update = self._slide(chain, now, following, update, reached)
         return self._checked(chain, following, update)
 
-    def _newton(self, window: TracedChain, now: Iterate, reached: Progress, _: Next) -> Next:
+    def _newton(self, window: TracedChain, now: Iterate, reached: Progress) -> Proposal:
         """The states of the next iterate: blocks, the linear recurrence, damping, acceleration."""
         entry, start, axis = now.window.entry, now.window.start, window.axis
         origin = axis.before(entry, now.states)
@@ -199,7 +212,7 @@ class NewtonSolver:
         else:
             # The first step starts from a known state. An update in place would be a kernel of its
             # own on a GPU; on a TPU the iteration of a GRU would take 4 times as long (jax 0.10.2).
-            change = now.value - blocks.apply_only(origin)
+            change = now.value - blocks.apply(origin, Use.SUMMAND)
             states = self.solver.solve_unguarded(blocks, jnp.where(index == 0, now.value, change))
         # What overflows would spread to all later steps.
         states = jnp.where(jnp.isfinite(states), states, now.states)
@@ -208,8 +221,8 @@ class NewtonSolver:
         if acceleration := self.options.acceleration:
             states, history = acceleration(history, now.states, states, axis)
         solved = self._keeps_size(blocks, axis) if self.is_affine else jnp.zeros((), bool)
-        found: Next = like((jnp.ones((), bool), states, sizes, history, solved), now)
-        return found
+        proposal: Proposal = like(Proposal(states, sizes, history, solved), now)
+        return proposal
 
     def _checked(self, chain: TracedChain, now: Iterate, update: Array) -> Iterate:
         """The iterate with ``f`` applied to its states, and how far they have converged."""
@@ -219,15 +232,14 @@ class NewtonSolver:
         criterion = self._criterion(now.window.start)
 
         def tested() -> Convergence:
-            last, count = now.convergence, now.iterations
-            found = criterion(value, now.states, origin, update, count, last, window.axis)
+            evaluation = Evaluation(value, now.states, origin, update)
+            found = criterion(evaluation, now.iterations, now.convergence, window.axis)
             convergence: Convergence = like(found, now)
             return convergence
 
-        found = tested
-        if _branches(chain):  # the states that the step is applied to first are no iterate
-            found = partial(lax.cond, now.iterations < 0, lambda: now.convergence, tested)
-        now = now._replace(value=value, convergence=found())
+        # The states that the step is applied to first are no iterate.
+        found = _opening(chain).select(now.iterations < 0, now.convergence, tested)
+        now = now._replace(value=value, convergence=found)
         if not (self.options.record or self.options.progress):
             return now
         residuals, reported, reached = now.residuals, now.reported, self._progress(window, now)
@@ -254,7 +266,8 @@ class NewtonSolver:
         start = jnp.maximum(reached.prefix, window.start + within)
         start = jnp.minimum(start, jnp.int32(chain.length - self.window))
         start = jnp.where(last.iterations < 0, window.start, start)
-        distance, moved = start - window.start, window.moved(start, found, reached.exact)
+        distance = start - window.start
+        moved = window.moved(start, found, reached.exact)
         guess = lax.dynamic_slice_in_dim(moved.whole, start, self.window)
         if self.guess is None:  # states that enter start from the last one of the window
             guess = jnp.broadcast_to(states[-1], guess.shape)
@@ -274,19 +287,17 @@ class NewtonSolver:
 
     def _keeps_size(self, blocks: Blocks, axis: ChainAxis) -> Array:
         """Whether no block amplifies differences, by a bound on its norm: bool."""
-        ones, limit = (
-            jnp.ones(blocks.vector_shape, self.layout.dtype),
-            1 + ROUNDING * jnp.finfo(self.layout.dtype).eps,
-        )
+        ones = jnp.ones(blocks.vector_shape, self.layout.dtype)
+        limit = 1 + ROUNDING * jnp.finfo(self.layout.dtype).eps
 
-        def largest(of: Blocks) -> Array:
-            """Largest sum of the magnitudes in a row."""
+        def norm(of: Blocks) -> Array:
+            """The largest sum of the magnitudes in a row."""
             sums = jax.tree.map(jnp.abs, of).apply(ones)
             return axis.largest(sums.max(axis=0, initial=0)).max(initial=0)
 
-        keeps = largest(blocks) <= limit
+        keeps = norm(blocks) <= limit
         if blocks.block_size <= SMALL:  # rotations: rows of A^T A bound the square of the 2-norm
-            keeps |= largest(blocks.transpose().compose(blocks)) <= limit
+            keeps |= norm(blocks.transpose().compose(blocks)) <= limit
         return keeps
 
     def _report(self, iteration: Array, *numbers: Array) -> None:
@@ -308,21 +319,21 @@ class NewtonSolver:
         """The run, after the sequential fallback if it is needed and requested."""
         end = self._progress(in_float32, last)
         ok = end.prefix >= chain.total
-        trajectory = cast(
-            in_float32.layout.unflatten(last.window.all_states(last.value)), chain.layout.dtypes
-        )
-        failure, worst = Result.NOT_CONVERGED, end.worst
+        trajectory = in_float32.layout.unflatten(last.window.all_states(last.value))
+        trajectory = cast(trajectory, chain.layout.dtypes)
+        failure = Result.NOT_CONVERGED
+        worst = end.worst
         if self.options.on_failure == "sequential":
-            failure, worst = Result.FINISHED_SEQUENTIALLY, jnp.where(ok, worst, 0)
+            failure = Result.FINISHED_SEQUENTIALLY
+            worst = jnp.where(ok, worst, 0)
             # From the last state that is exact to the last bit: see `deeppcr.newton.method`.
             fails = self.expected > self.budget
             trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact), fails)
         origin = chain.before(chain.initial, trajectory)
         stats = Stats(last.iterations, worst, end.prefix)
         if self.options.record:
-            rate = growth_rate(
-                in_float32, in_float32.layout.flatten(cast(origin, in_float32.layout.dtypes))
-            )
+            states = in_float32.layout.flatten(cast(origin, in_float32.layout.dtypes))
+            rate = growth_rate(in_float32, states)
             stats = dataclasses.replace(stats, residuals=last.residuals[1:], growth_rate=rate)
         plateau = self.criterion.is_plateau(end.worst)
         success = jnp.where(plateau, jnp.int32(Result.PLATEAU), jnp.int32(Result.CONVERGED))
@@ -333,6 +344,11 @@ class NewtonSolver:
         return Run(trajectory, outputs, stats, result, method, ends)
 
 
-def _branches(chain: TracedChain) -> bool:
-    """Whether a branch in a loop costs nothing: the host of a GPU waits for its condition."""
-    return not target().launches and chain.axis.size == 1
+def _opening(chain: TracedChain) -> Opening:
+    """How the first trips are written, which apply the step to the guess."""
+    return opening(sharded=chain.axis.size > 1)
+
+
+def _applied(last: Iterate) -> Array:
+    """The step applied to a guess. What overflows would spread to all later states."""
+    return jnp.where(jnp.isfinite(last.value), last.value, last.states)

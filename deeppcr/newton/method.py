@@ -39,7 +39,13 @@ from deeppcr.linearize import (
     find_linearization,
 )
 from deeppcr.newton.acceleration import Anderson
-from deeppcr.newton.convergence import ROUNDING, Criterion, expected_iterations
+from deeppcr.newton.convergence import (
+    ROUNDING,
+    ContractionCriterion,
+    Criterion,
+    NewtonCriterion,
+    expected_iterations,
+)
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.guess import Guess, check_guess
 from deeppcr.newton.iteration import NewtonSolver
@@ -194,12 +200,15 @@ class Newton:
         windows = -(-chain.length // choice.window) if is_windowed else 1
         # States that leave a window are final: remaining changes add up over the windows.
         share = choice.window / chain.length if is_windowed else 1.0
-        rounding = ROUNDING if quadratic else max(1.0, ROUNDING * share)
         usual = (BUDGET if is_newton else QUASI_BUDGET) * windows
         most = 2 * chain.length if windows > 1 else chain.length + 1
+        atol: Any = self.atol if is_number(self.atol) else 0.0  # an array is that of the solver
+        tolerance = self.rtol, float(atol), eps
+        criterion: Criterion = ContractionCriterion(*tolerance, working, max(1.0, ROUNDING * share))
+        if quadratic:
+            criterion = NewtonCriterion(*tolerance, own_rounding(widened.step.jaxpr))
         guess: Any = self.initial_guess  # a name, or leaves by now
         is_named = isinstance(guess, str)
-        atol: Any = self.atol if is_number(self.atol) else 0.0  # an array is that of the solver
         return NewtonSolver(
             linearization=choice.bind(),
             guess=None if is_named else self._along(chain, unpadded, guess),
@@ -214,10 +223,7 @@ class Newton:
                 progress=Reporter(self.progress, unpadded.length) if self.progress else None,
             ),
             solver=solver_on(chain.axis, find_solver(self.linear)),
-            criterion=Criterion(
-                *(self.rtol, float(atol), eps, working, quadratic, rounding),
-                own_rounding=own_rounding(widened.step.jaxpr),
-            ),
+            criterion=criterion,
             budget=min(self.max_iterations or usual, most),
             expected=expected_iterations(
                 choice.window if is_windowed else unpadded.length,

@@ -19,6 +19,7 @@ from deeppcr.lower import (
     fused_solve,
     is_for_gpus,
 )
+from deeppcr.newton.convergence import NewtonCriterion
 from deeppcr.solution import Result, Run, SolvedBy, Stats
 
 
@@ -78,6 +79,6 @@ def _kernel_of(solver: Any, chain: TracedChain) -> FusedSolve:
         raise CannotFuse("the chain is sharded over a mesh")
     fused = FusedStep.of_states(step.evaluated, step.states, step.inputs, chain.layout.batch_shape)
     kernel = FusedSolve.of(fused, SolvedBelow(solver.budget), chain.length)
-    if not solver.criterion.quadratic:
+    if not isinstance(solver.criterion, NewtonCriterion):
         raise CannotFuse("the step has a derivative of its own, by jax.custom_jvp or custom_vjp")
     return kernel

@@ -8,6 +8,7 @@ import jax
 
 import depth
 from deeppcr import loops
+from deeppcr.lower import ahead
 from depth.analysis import analyze_jaxpr, analyze_loops
 
 
@@ -28,7 +29,7 @@ def in_scope(name: str, scope: str) -> bool:
 
 def further(iterations: int) -> int:
     """Trips of the loop whose end depends on data, after the first iterations of known number."""
-    return iterations - loops.ahead(iterations)
+    return iterations - ahead(iterations)
 
 
 def analyze(

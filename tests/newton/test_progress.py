@@ -9,7 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Auto, Chain, Newton, Sequential
-from deeppcr.newton.convergence import Criterion
+from deeppcr.newton.convergence import NewtonCriterion
 
 
 def step(z, x):
@@ -34,16 +34,14 @@ def test_every_iteration_is_reported():
 
 def test_reported_states_are_not_taken_back(monkeypatch):
     """The first estimate here is too good."""
-    judge, reports = Criterion.__call__, []
+    judge, reports = NewtonCriterion.__call__, []
 
-    def rash(self, value, iterate, origin, update, *rest):
-        found, is_first = (
-            judge(self, value, iterate, origin, update, *rest),
-            jnp.isinf(update).all(),
-        )
+    def rash(self, now, *rest):
+        found = judge(self, now, *rest)
+        is_first = jnp.isinf(now.update).all()
         return found._replace(converged=jnp.where(is_first, 10, found.converged))
 
-    monkeypatch.setattr(Criterion, "__call__", rash)
+    monkeypatch.setattr(NewtonCriterion, "__call__", rash)
     newton = Newton(progress=lambda *news: reports.append(news))
     jax.jit(lambda z: deeppcr.solve(CHAIN, z, method=newton).value)(START)
     jax.effects_barrier()
