@@ -96,7 +96,8 @@ def collisions(equation: Any) -> int:
 def contracted(equation: Any) -> int:
     """The number of terms of each element of a product."""
     (axes, _), _ = equation.params["dimension_numbers"]
-    return prod(map(shape(equation.invars[0]).__getitem__, axes))
+    left = equation.invars[0].aval.shape
+    return prod(left[axis] for axis in axes)
 
 
 def contracted_ragged(equation: Any) -> int:
@@ -107,11 +108,11 @@ def contracted_ragged(equation: Any) -> int:
 
 def matrices(equation: Any) -> tuple[int, int, int]:
     """The number of products in the batch of a product, and of rows and columns of each."""
-    left, right = map(size, equation.invars)
+    left, right = (x.aval.shape for x in equation.invars)
     _, (batch, _) = equation.params["dimension_numbers"]
-    pieces = prod(shape(equation.invars[0])[axis] for axis in batch)
+    pieces = prod(left[axis] for axis in batch)
     inner = max(pieces * contracted(equation), 1)
-    return pieces, left // inner, right // inner
+    return pieces, prod(left) // inner, prod(right) // inner
 
 
 def convolved(equation: Any) -> int:

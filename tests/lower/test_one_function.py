@@ -270,7 +270,7 @@ def test_only_products_of_the_state_copy_matrices(step, copies):
 
 
 def test_many_scalars_are_one_array_in_the_loop(monkeypatch):
-    monkeypatch.setattr(rule, "MANY", 6)
+    monkeypatch.setattr(rule.limits, "MAX_INPUTS", 6)
 
     def step(z, x):
         z = [jnp.tanh(a * b + x) for a, b in zip(z, [*z[1:], z[0]], strict=True)]

@@ -6,7 +6,8 @@ import pytest
 from jax import lax
 
 import deeppcr
-from deeppcr.lower.cpu.patches import MOST, as_products, own_filters
+from deeppcr.lower.cpu.limits import MAX_SLICES
+from deeppcr.lower.cpu.patches import as_products, own_filters
 from deeppcr.programs.cut_first import evaluate
 from depth.jaxprs import Program, equations
 from depth.platforms import compiled_for
@@ -75,7 +76,9 @@ def test_any_convolution():
 
 
 @pytest.mark.parametrize(
-    ("size", "options"), [(MOST + 1, {}), (3, {"batch_group_count": 2})], ids=["long", "batch"]
+    ("size", "options"),
+    [(MAX_SLICES + 1, {}), (3, {"batch_group_count": 2})],
+    ids=["long", "batch"],
 )
 def test_other_convolutions_stay(size, options):
     def f(image, filters):

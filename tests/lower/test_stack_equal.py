@@ -4,14 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.lower.cpu.stack_equal import MOST, from_split, stack_equal
+from deeppcr.lower.cpu.limits import MAX_STACKED
+from deeppcr.lower.cpu.stack_equal import from_split, stack_equal
 
 LEAVES = [
     np.arange(6.0).reshape(2, 3),
     np.float32(1),
     np.arange(6.0).reshape(2, 3) + 1,
-    np.ones(MOST + 1),
-    np.zeros(MOST + 1),
+    np.ones(MAX_STACKED + 1),
+    np.zeros(MAX_STACKED + 1),
     np.arange(6.0, dtype=np.float32).reshape(2, 3),
     np.float32(2),
 ]

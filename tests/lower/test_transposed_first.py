@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from deeppcr.lower.cpu.transposed_first import LEAST, transposed_first
+from deeppcr.lower.cpu.limits import LARGE_MATRIX
+from deeppcr.lower.cpu.transposed_first import transposed_first
 from deeppcr.lower.in_order import Loop, Operands
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
@@ -82,7 +83,7 @@ def test_the_same_results(name, dtype):
 
 
 def test_small_matrices_stay():
-    few = int(LEAST**0.5) - 1
+    few = int(LARGE_MATRIX**0.5) - 1
     w, d, xs = normal(3, few, few), normal(4, 4, few), normal(5, L, 4, few)
     scan = jax.make_jaxpr(lambda w, d, xs: lax.scan(partial(once, w), d, xs))(w, d, xs)
     (equation,) = (each for each in scan.eqns if each.primitive.name == "scan")

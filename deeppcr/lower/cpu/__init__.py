@@ -7,9 +7,11 @@ unchanged.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.at_once import each_p, rewritten_by
+from deeppcr.lower.cpu import limits
 from deeppcr.lower.cpu.chunked import run_in_chunks
 from deeppcr.lower.cpu.factors_first import factors_first
 from deeppcr.lower.cpu.gradients import plain_gradients
@@ -19,11 +21,9 @@ from deeppcr.lower.cpu.small_products import small_products
 from deeppcr.lower.cpu.stack_equal import results_stacked
 from deeppcr.lower.cpu.transposed_first import transposed_first
 from deeppcr.lower.in_order import Loop, Operands, loop_p, lowered_by
-from deeppcr.programs.terms import is_real_product
+from deeppcr.lower.products import is_real_product
 from depth.counts import matrices, size
 from depth.jaxprs import equations
-
-ROWS, LARGE = 2, 1 << 12  # of products of few rows by large matrices
 
 Rule = Callable[[Loop, Operands], tuple[Loop, Operands]]
 FIRST: tuple[Rule, ...] = (factors_first, inputs_first)
@@ -36,10 +36,14 @@ def gains_by_inputs(loop: Loop) -> bool:
         return False
     if loop.linear and fits(loop.program):
         return True
-    return any(
-        is_real_product(each) and matrices(each)[1] <= ROWS and size(each.invars[1]) >= LARGE
-        for each in equations(loop.program)
-    )
+    return any(map(_is_few_rows, equations(loop.program)))
+
+
+def _is_few_rows(equation: Any) -> bool:
+    """Whether an equation multiplies few rows by a large matrix."""
+    if not is_real_product(equation) or size(equation.invars[1]) < limits.LARGE_MATRIX:
+        return False
+    return matrices(equation)[1] <= limits.ROWS_OF_INPUTS
 
 
 def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
@@ -58,6 +62,6 @@ def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> tuple[Leaves
 
 
 # XLA cannot compile loops of one function for several devices (jaxlib 0.10.2).
-alone, of_several = (partial(run, rules) for rules in ((one_function, *LAST), LAST))
+alone, of_several = partial(run, (one_function, *LAST)), partial(run, LAST)
 loop_p.register("cpu", partial(lowered_by, alone), partial(lowered_by, of_several))
 each_p.register("cpu", partial(rewritten_by, plain_gradients))

@@ -4,12 +4,14 @@ XLA's CPU backend calls a function for every array that a trip of a loop writes,
 less than a kilobyte and contains no product: it then compiles the whole loop to one function. The
 same is had for larger loops by the attribute with which XLA marks such loops for itself. Values are
 the same, but for the order of the sums in products.
+
+A loop is marked if everything in it is in the tables below, and small (`fits`). Since jax 0.12 XLA
+makes such functions of more loops; what it compiles well by itself is left to it.
 """
 
 # jax 0.10.2, 2 cores, a GRU step, batch 1: 0.3 of the time for 8 to 32 units, 0.5 for 128; batch 8:
 # 0.1 for 4 units, 0.2 for 8, 0.3 for 16 and 32, 0.75 for 128.
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -22,13 +24,14 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.interpreters import mlir
 
 from deeppcr.arrays.state import Leaves
+from deeppcr.lower.cpu import limits
 from deeppcr.lower.cpu.stack_equal import from_split, stack_equal
-from deeppcr.lower.cpu.vector_products import is_small, multiplications, parts, product
+from deeppcr.lower.cpu.vector_products import is_possible, multiplications, parts, product
 from deeppcr.lower.in_order import Loop, Operands
+from deeppcr.lower.products import Sizes, is_real_product
 from deeppcr.programs.calls import Call
-from deeppcr.programs.terms import is_real_product
 from depth.compilers import is_hoisted, is_one_function
-from depth.counts import contracted, convolved, matrices, size
+from depth.counts import convolved, size
 from depth.jaxprs import bind, called, equations, moved_by, run
 from depth.primitives import primitive
 from depth.work import NAIVE
@@ -47,30 +50,10 @@ _NAMES = """
     tanh tile transpose unstack xor
 """
 CONTAINED = frozenset(_NAMES.split())
-ALIKE = frozenset(("elementwise", "move", "product", "random", "reduction"))
+# The kinds of operations that XLA has in such a function by itself, since jax 0.12.
+HOISTED = frozenset(("elementwise", "move", "product", "random", "reduction"))
 INDEXED = frozenset(("gather", "scatter", "scatter-add"))  # of one index, as in x.at[0].set(y)
 DTYPES = frozenset(("float32", "float64", "int32", "int64", "uint32", "bool"))
-LARGEST = 2048  # entries of an array up to which the loop gains
-CONVOLVED = 4096  # multiplications of a convolution; XLA writes it as plain loops
-# Features of a convolution along more than one axis: XLA calls a library from 24 on.
-FEATURES = 8
-SUMMED = 2048  # the entries of a sum; from 4096 on, XLA calls a library
-# The multiplications of matrices up to which the loop gains, for each elementwise operation of a
-# step: these are what takes less time; a product of matrices takes up to twice the time.
-FOR_EACH = 1 << 13
-# The vectors and terms of all products of a step, and its equations: each is compiled by itself.
-# From 1024 equations on, XLA takes more than 3 times as long to compile the loop of a derivative.
-PARTS, EQUATIONS = 64, 1024
-FEW_PARTS, LITTLE = 12, 1 << 13  # with more than so many multiplications, few parts
-COPIED = 64  # entries of a matrix whose copy in every trip takes no time (jax 0.10.2: 2 to 16 rows)
-# What XLA of jax 0.12 has in such a function by itself: products of vectors, or of few results;
-# and the multiplications of a step up to which neither its loop nor its derivative gains from ours:
-# of GRUs of 8 units, 192, they take 2.3 and 1.4 times as long, of filters of 3 x 3 0.7 and 0.4.
-FEW = 150
-# Above this many inputs of a step, those of equal type are stacked. XLA compiles the gradient of 60
-# scalars, whose loop reads 420, in half the time (jax 0.10.2). Results are not stacked: a kernel of
-# its own would cut each from the one array.
-MANY = 32
 
 
 def one_function(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
@@ -84,7 +67,7 @@ def one_function(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
 def _in_one_function(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
     types = [x.aval for x in loop.inputs]
     of_one: Callable[[Leaves], Leaves] = list
-    if len(types) > MANY:
+    if len(types) > limits.MAX_INPUTS:
         operands = operands._replace(xs=stack_equal(operands.xs, types, 1))
         of_one = partial(from_split, like=types)
     leaves, tree = jax.tree.flatten(operands)
@@ -94,8 +77,8 @@ def _in_one_function(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
         return [*last, *ys]
 
     # `run` is a new object each time, so that jax caches nothing for it.
-    found = one_function_p.bind(*leaves, call_jaxpr=jax.make_jaxpr(run)(*leaves))
-    return found[: loop.states], found[loop.states :]
+    results = one_function_p.bind(*leaves, call_jaxpr=jax.make_jaxpr(run)(*leaves))
+    return results[: loop.states], results[loop.states :]
 
 
 @cache
@@ -104,14 +87,14 @@ def is_honoured() -> bool:
 
     Not on import: that would start jax's devices before `jax.distributed.initialize` can.
     """
-    found = is_one_function(lambda loop, x: _marked(x, call_jaxpr=loop))
-    if found is False:
+    answer = is_one_function(lambda loop, x: _marked(x, call_jaxpr=loop))
+    if answer is False:
         warnings.warn(
             f"loops on a CPU run as in jax.lax.scan, not as one function, which was faster: "
             f"XLA of jax {jax.__version__} does not compile them so. Results are the same.",
             stacklevel=2,
         )
-    return bool(found)
+    return bool(answer)
 
 
 def is_left_to_xla(program: Any) -> bool:
@@ -120,18 +103,24 @@ def is_left_to_xla(program: Any) -> bool:
 
 
 def multiplies_little(program: Any) -> bool:
-    """Whether XLA itself can compile a loop over a program to one function: see `NAIVE`, `FEW`."""
-    inside = [each for each in equations(program) if called(each) is None]
-    products = [each for each in inside if each.primitive.name == "dot_general"]
-    sizes = [matrices(each)[1:] for each in products]
-    work = sum(math.prod(n) * contracted(x) for n, x in zip(sizes, products, strict=True))
-    filters = [each for each in inside if each.primitive.name == "conv_general_dilated"]
-    work += sum(size(each.outvars[0]) * convolved(each) for each in filters)
-    return (
-        all(primitive(each).kind in ALIKE for each in inside)
-        and all(1 in n or math.prod(n) <= NAIVE for n in sizes)
-        and work <= FEW
-    )
+    """Whether XLA itself can compile a loop over a program to one function, and ours gains nothing.
+
+    It has products of vectors, or of few results, in such a function.
+    """
+    work = 0
+    for equation in equations(program):
+        if called(equation) is not None:
+            continue
+        if primitive(equation).kind not in HOISTED:
+            return False
+        if equation.primitive.name == "dot_general":
+            sizes = Sizes.of(equation)
+            if min(sizes.rows, sizes.columns) > 1 and sizes.rows * sizes.columns > NAIVE:
+                return False
+            work += sizes.of_piece
+        elif equation.primitive.name == "conv_general_dilated":
+            work += size(equation.outvars[0]) * convolved(equation)
+    return work <= limits.LEFT_TO_XLA
 
 
 def fits(program: Any) -> bool:
@@ -141,11 +130,12 @@ def fits(program: Any) -> bool:
         return False
     products = [each for each in inside if each.primitive.name == "dot_general"]
     work = sum(map(multiplications, products))
-    most = PARTS if work <= LITTLE else FEW_PARTS
-    if len(inside) > EQUATIONS or sum(map(parts, products)) > most:
+    is_much = work > limits.MANY_MULTIPLICATIONS
+    most = limits.MAX_PARTS_OF_MANY if is_much else limits.MAX_PARTS
+    if len(inside) > limits.MAX_EQUATIONS or sum(map(parts, products)) > most:
         return False
     elementwise = sum(primitive(each).kind == "elementwise" for each in inside)
-    return work <= FOR_EACH * elementwise
+    return work <= limits.PER_ELEMENTWISE * elementwise
 
 
 def copies_matrices(program: Any, states: int) -> bool:
@@ -153,14 +143,14 @@ def copies_matrices(program: Any, states: int) -> bool:
 
     One function copies such a matrix in every trip, where XLA's kernels read it where it is.
     """
-    inputs = {each for each in program.invars[states:] if size(each) > COPIED}
-    moved = moved_by(program, program.invars[:states])
+    large = {each for each in program.invars[states:] if size(each) > limits.COPIED}
+    of_state = moved_by(program, program.invars[:states])
+    products = filter(is_real_product, program.eqns)
     return any(
         multiplications(each)
-        and moved.issuperset(each.outvars)
-        and not inputs.isdisjoint(each.invars)
-        for each in program.eqns
-        if is_real_product(each)
+        and of_state.issuperset(each.outvars)
+        and not large.isdisjoint(each.invars)
+        for each in products
     )
 
 
@@ -208,15 +198,13 @@ def _is_contained(equation: Any) -> bool:
         return False
     if name == "conv_general_dilated":
         return _is_small_convolution(equation)
-    if name not in CONTAINED:
-        return False
+    if name == "dot_general":
+        return is_possible(equation)
     if name in INDEXED and size(equation.invars[1]) > equation.invars[1].aval.shape[-1]:
         return False
-    if name.startswith("reduce_") and size(equation.invars[0]) > SUMMED:
+    if name.startswith("reduce_") and size(equation.invars[0]) > limits.MAX_REDUCED:
         return False
-    if name == "dot_general":
-        return is_small(equation)
-    return max(map(size, equation.outvars)) <= LARGEST
+    return name in CONTAINED and max(map(size, equation.outvars)) <= limits.MAX_ARRAY
 
 
 def _is_small_convolution(equation: Any) -> bool:
@@ -228,5 +216,6 @@ def _is_small_convolution(equation: Any) -> bool:
     features = max(
         equation.invars[0].aval.shape[numbers.lhs_spec[1]], out.aval.shape[numbers.out_spec[1]]
     )
-    has_no_library = out.aval.ndim == 3 or features <= FEATURES
-    return is_plain and has_no_library and size(out) * convolved(equation) <= CONVOLVED
+    has_no_library = out.aval.ndim == 3 or features <= limits.MAX_FEATURES
+    is_short = size(out) * convolved(equation) <= limits.MAX_CONVOLVED
+    return is_plain and has_no_library and is_short

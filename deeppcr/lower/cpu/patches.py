@@ -12,20 +12,17 @@ A filter that all steps share stays in the convolution, which `jax.vmap` gives a
 # times (1024 steps) faster, 360 times for 3 x 3 x 8 x 8 (64 steps), 42 for 31 x 4 x 4, 14 for
 # 3 x 3 x 32 x 32 (4 steps); the convolutions themselves 6, 3, 0.6 and 0.9 times.
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.lower.cpu import limits
+from deeppcr.lower.rewrite import replacing
 from deeppcr.lower.targets import target
-from deeppcr.programs.cut_first import apply
-from depth.jaxprs import Program, Replacement, called, equations, interpret, rewritten
+from depth.jaxprs import Program, Replacement, called, equations, interpret
 from depth.primitives import primitive
-
-# Slices up to which patches are cut. Each is compiled by itself: 63 of them for a second.
-MOST = 64
 
 
 def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
@@ -33,33 +30,32 @@ def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
 
     That is, filters that depend on other variables than the ``shared`` ones. Calls are entered.
     """
-    found: set[Any] = set()
     if not any(map(_has_patches, equations(program))):
         return frozenset()
+    results: set[Any] = set()
+
+    def differ(program: Program, own: Sequence[bool]) -> list[bool]:
+        variables = dict(zip([*program.constvars, *program.invars], own, strict=True))
+        return interpret(program, variables, program.outvars, rule, literal=lambda _: False)
 
     def rule(equation: Any, own: list[bool]) -> list[bool]:
         inner = called(equation) if primitive(equation).inlines else None
         if inner is not None:
-            return _labels(inner, own, rule)
+            inside = Program.of(inner)
+            return differ(inside, [False] * len(inside.constvars) + own)
         if _has_patches(equation) and own[1]:
-            found.add(equation.outvars[0])
+            results.add(equation.outvars[0])
         return [any(own)] * len(equation.outvars)
 
-    known = {atom: atom not in shared for atom in (*program.constvars, *program.invars)}
-    interpret(program, known, program.outvars, rule, literal=lambda _: False)
-    return frozenset(found)
+    differ(program, [x not in shared for x in (*program.constvars, *program.invars)])
+    return frozenset(results)
 
 
-def as_products(results: Collection[Any]) -> Replacement | None:
+def as_products(results: frozenset[Any]) -> Replacement | None:
     """Replaces the convolutions with these ``results``, for `evaluate`; None if there are none."""
-    return partial(_product, results=results) if results and not target().launches else None
-
-
-def _labels(inner: Any, own: Sequence[bool], rule: Callable[..., list[bool]]) -> list[bool]:
-    """The labels of the results of a call; constants are shared."""
-    program = Program.of(inner)
-    known = dict.fromkeys(program.constvars, False) | dict(zip(program.invars, own, strict=True))
-    return interpret(program, known, program.outvars, rule, literal=lambda _: False)
+    if not results or target().launches:
+        return None
+    return replacing(lambda equation: not results.isdisjoint(equation.outvars), _of_patches)
 
 
 def _has_patches(equation: Any) -> bool:
@@ -68,18 +64,7 @@ def _has_patches(equation: Any) -> bool:
     params, (image, filters) = equation.params, (atom.aval for atom in equation.invars)
     slices = sum(filters.shape[axis] for axis in params["dimension_numbers"].rhs_spec[2:])
     is_empty = 0 in (*image.shape, *filters.shape, *equation.outvars[0].aval.shape)
-    return params["batch_group_count"] == 1 and slices <= MOST and not is_empty
-
-
-def _product(equation: Any, operands: list[Any], results: Collection[Any]) -> list[Any] | None:
-    def is_wanted(each: Any) -> bool:
-        return any(result in results for result in each.outvars)
-
-    if is_wanted(equation):
-        return [_of_patches(equation, *operands)]
-    return rewritten(
-        equation, operands, partial(apply, replace=partial(_product, results=results)), is_wanted
-    )
+    return params["batch_group_count"] == 1 and slices <= limits.MAX_SLICES and not is_empty
 
 
 def _of_patches(equation: Any, image: Array, filters: Array) -> Array:
@@ -114,7 +99,5 @@ def _of_patches(equation: Any, image: Array, filters: Array) -> Array:
     )  # [groups, batch, *space, outputs]
     product = jnp.moveaxis(product, 0, -2)
     product = product.reshape((*product.shape[:-2], -1))  # [batch, *space, all outputs]
-    order = [0] * out.ndim
-    for k, axis in enumerate((result[0], *result[2:], result[1])):
-        order[axis] = k
-    return jnp.transpose(product, order)
+    axes = (result[0], *result[2:], result[1])
+    return jnp.transpose(product, [axes.index(axis) for axis in range(out.ndim)])

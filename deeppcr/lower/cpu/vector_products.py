@@ -1,8 +1,11 @@
-"""Products of matrices as products with vectors, or as sums of few terms.
+"""Products of matrices as products with vectors, in loops that are one function.
 
-XLA's CPU backend calls a library for a product of two matrices, and for no product with a vector.
-Within a loop that is one function it cannot call any. The values are the same, but for the order of
-the sums.
+For a product of two matrices XLA's CPU backend calls a library, which a loop that is one function
+cannot: such a loop would not compile. For a product with a vector it writes plain loops. So a
+product of matrices becomes a product with each row or column of the smaller one, or, if its terms
+are few, a sum of them. The values are the same, but for the order of the sums.
+
+It takes up to twice the time of the library, and is written if the loop still gains.
 """
 
 import math
@@ -12,26 +15,20 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.programs.terms import is_real_product, term_by_term
-from depth.counts import contracted, matrices, size
+from deeppcr.lower.cpu import limits
+from deeppcr.lower.products import IN_FUNCTION, Sizes, as_sum, is_real_product, is_small
 from depth.jaxprs import bind
-
-# The multiplications and the vectors of one product, the entries of a row of matrices and the rows
-# of narrow ones, up to which a loop of one function gains.
-MULTIPLICATIONS, VECTORS, LONGEST, TALLEST = (1 << 17) - 1, 32, 192, 48
-# Terms up to which a product is a sum of vectors, and the multiplications up to which it is.
-SHORT, WRITTEN_OUT = 8, 2048
 
 
 def product(equation: Any, left: Array, right: Array) -> Array:
     """A product, term by term or vector by vector."""
-    if is_short(contracted(equation), size(equation.outvars[0])):
-        return term_by_term(equation, left, right)
-    if _vectors(equation) == 1:
+    sizes = Sizes.of(equation)
+    if is_small(sizes, IN_FUNCTION):
+        return as_sum(equation, left, right)
+    if _vectors(sizes) == 1:
         as_it_is: Array = bind(equation, [left, right])[0]
         return as_it_is
     ((left_in,), (right_in,)), (left_batch, right_batch) = equation.params["dimension_numbers"]
-    _, rows, columns = matrices(equation)
     a, on_left = _matrix(left, left_in, left_batch)
     b, on_right = _matrix(right, right_in, right_batch)
     options = {name: equation.params[name] for name in ("precision", "preferred_element_type")}
@@ -40,10 +37,10 @@ def product(equation: Any, left: Array, right: Array) -> Array:
         return lax.dot_general(a, b, (((on_left,), (on_right,)), ((), ())), **options)
 
     def times(a: Array, b: Array) -> Array:  # [rows, columns]
-        if rows <= columns:
-            vectors = [lax.index_in_dim(a, k, 1 - on_left, False) for k in range(rows)]
+        if sizes.rows <= sizes.columns:
+            vectors = [lax.index_in_dim(a, k, 1 - on_left, False) for k in range(sizes.rows)]
             return jnp.stack([dot(x, b, 0, on_right) for x in vectors])
-        vectors = [lax.index_in_dim(b, k, 1 - on_right, False) for k in range(columns)]
+        vectors = [lax.index_in_dim(b, k, 1 - on_right, False) for k in range(sizes.columns)]
         return jnp.stack([dot(a, x, on_left, 0) for x in vectors], 1)
 
     products = jnp.stack(list(map(times, a, b))) if left_batch else times(a, b)
@@ -58,53 +55,49 @@ def _matrix(x: Array, inner: int, batch: Sequence[int]) -> tuple[Array, int]:
     """
     free = [axis for axis in range(x.ndim) if axis not in (inner, *batch)]
     is_first = bool(free) and inner < free[0]
-    axes = [[inner], free] if is_first else [free, [inner]]
-    groups = [list(batch), *axes] if batch else axes
-    shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
+    groups = [[inner], free] if is_first else [free, [inner]]
+    if batch:
+        groups.insert(0, list(batch))
     order = [axis for group in groups for axis in group]
+    shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
     return x.transpose(order).reshape(shape), 0 if is_first else 1
+
+
+def is_possible(equation: Any) -> bool:
+    """Whether a loop of one function may have a product, and that of its derivative, and gains."""
+    axes = len(equation.params["dimension_numbers"][0][0])
+    if not is_real_product(equation) or axes > 1:
+        return False
+    sizes = Sizes.of(equation)
+    if axes == 0 and not is_small(sizes, IN_FUNCTION):  # an outer product
+        return False
+    if not 0 < sizes.multiplications <= limits.MAX_MULTIPLICATIONS:
+        return False
+    derivative = sizes._replace(columns=sizes.terms, terms=sizes.columns)
+    return _vectors(sizes) == 1 or (_is_of_few(sizes) and _is_of_few(derivative))
 
 
 def parts(equation: Any) -> int:
     """The terms or the vectors of a product, as it is computed."""
-    terms = contracted(equation)
-    return terms if is_short(terms, size(equation.outvars[0])) else _vectors(equation)
-
-
-def _vectors(equation: Any) -> int:
-    """The vectors of the matrix that is multiplied vector by vector; 1 if it is one."""
-    batch, rows, columns = matrices(equation)
-    return batch * min(rows, columns)
+    sizes = Sizes.of(equation)
+    return sizes.terms if is_small(sizes, IN_FUNCTION) else _vectors(sizes)
 
 
 def multiplications(equation: Any) -> int:
     """Of a product of matrices; 0 if one is a vector."""
-    return size(equation.outvars[0]) * contracted(equation) if _vectors(equation) > 1 else 0
+    sizes = Sizes.of(equation)
+    return sizes.multiplications if _vectors(sizes) > 1 else 0
 
 
-def is_small(equation: Any) -> bool:
-    """Whether a product, and that of its derivative, are small enough for such a function."""
-    axes = len(equation.params["dimension_numbers"][0][0])
-    if not is_real_product(equation) or axes > 1:
-        return False
-    (batch, rows, columns), terms = matrices(equation), contracted(equation)
-    if axes == 0 and not is_short(terms, batch * rows * columns):  # an outer product
-        return False
-    if not 0 < batch * rows * columns * terms <= MULTIPLICATIONS:
-        return False
-    if _vectors(equation) == 1:
+def _is_of_few(sizes: Sizes) -> bool:
+    """Whether a product of matrices is one of few terms or of few, short vectors."""
+    if is_small(sizes, IN_FUNCTION):
         return True
-    return _are_few(batch, rows, columns, terms) and _are_few(batch, rows, terms, columns)
+    by_rows = sizes.rows <= sizes.columns <= limits.MAX_ROW
+    by_columns = sizes.columns <= limits.MAX_COLUMNS and sizes.rows <= limits.MAX_ROWS
+    return (by_rows or by_columns) and _vectors(sizes) <= limits.MAX_VECTORS
 
 
-def _are_few(batch: int, rows: int, columns: int, terms: int) -> bool:
-    """Whether a product of matrices is one of few terms or vectors."""
-    if is_short(terms, batch * rows * columns):
-        return True
-    gains = rows <= columns <= LONGEST or (columns <= SHORT and rows <= TALLEST)
-    return gains and batch * min(rows, columns) <= VECTORS
-
-
-def is_short(terms: int, entries: int) -> bool:
-    """Whether a product is written out term by term."""
-    return terms <= SHORT and terms * entries <= WRITTEN_OUT
+def _vectors(sizes: Sizes) -> int:
+    """The vectors of the smaller matrix of a product; 1 if it is one."""
+    return sizes.pieces * min(sizes.rows, sizes.columns)
