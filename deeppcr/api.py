@@ -32,7 +32,7 @@ from deeppcr.choose import (
     find_adjoint,
     find_method,
 )
-from deeppcr.layers import Repeated, Segment, apply_layers
+from deeppcr.layers import FEW_LAYERS, Repeated, Segment, apply_layers, call_layers, listed
 from deeppcr.linear import LinearSolver
 from deeppcr.lower import is_eager
 from deeppcr.newton import Newton
@@ -208,22 +208,20 @@ def forward(
 ) -> Any:
     """Apply layers one after another: ``for layer in layers: x = layer(x)``.
 
-    Consecutive layers with the same code and arrays of the same shapes and dtypes are stacked and
-    solved as one chain. So are layers that repeat with a period (`Linear`, `relu`, `Linear`,
-    `relu`, ...). Every other layer is called on its own, and so is a layer that
+    Every layer is traced once, in order, as `jax.jit` traces the loop. Consecutive layers whose
+    programs differ in nothing but the arrays that they read are stacked and solved as one chain;
+    arrays that are one object in all of them are not copied. So are layers that repeat with a
+    period (`Linear`, `relu`, `Linear`, `relu`, ...). Every other layer runs on its own, and so does
+    a layer with side effects (`jax.debug.print`). A layer that cannot be traced alone is called in
+    its turn, after what comes before it: one that changes a flax nnx module when called (batch
+    statistics, random counters), or that needs values. `deeppcr.layers.describe` shows which layers
+    form a chain. As under `jax.jit`, a layer must not leave a traced array in an object of Python.
 
-    - changes something when called: batch statistics and random counters of flax nnx modules, a
-      list, a global
-    - has side effects (`jax.debug.print`)
-    - has state that cannot be observed, such as a generator of random numbers.
-
-    Later layers are inspected after that call, so they see the same state as in the loop.
-    `deeppcr.layers.describe` shows which layers form a chain.
-
-    On a CPU, a list without further arguments is compiled as quickly as possible, because arrays
-    that are passed and returned one by one take more time than any method saves: short chains are
-    called one by one, and if `jax.jit` traces their arrays, others run as `jax.lax.scan`. For the
-    fastest steps, stack the layers once, before training: ``deeppcr.stack(layers)``.
+    On a CPU, a list without further arguments is called as the loop, outside `jax.jit` and if it is
+    short. Under `jax.jit` it is compiled as quickly as possible, because arrays that are passed and
+    returned one by one take more time than any method saves: a chain of many operations runs as
+    `jax.lax.scan`. For the fastest steps, stack the layers once, before training:
+    ``deeppcr.stack(layers)``.
 
     Args:
         layers: a list of layers: callables ``layer(x) -> x`` (functions, methods, partials, jitted
@@ -263,22 +261,26 @@ def forward(
         _check_input(x, axes)
         return axes
 
-    def listed(segment: Segment, x: Any) -> Any:
+    def solved(segment: Segment, x: Any) -> Any:
+        axes = checked(x)
         if is_quick and segment.is_short:
-            checked(x)
             return segment.one_by_one(x)
         run = segment.stacked()
         if is_quick and not is_eager(run.inputs):
-            checked(x)
             return run.scan(x)
-        return solve(_chain_of(run), x, batch_ndim=checked(x), **options).value
+        return solve(_chain_of(run), x, batch_ndim=axes, **options).value
 
     if isinstance(layers, Repeated):
         layers.check(x)
         layers = _chain_of(layers)
     if isinstance(layers, Chain):
         return solve(layers, x, batch_ndim=checked(x), **options).value
-    return apply_layers(layers, x, listed)
+    given = listed(layers)
+    if is_quick and (len(given) <= FEW_LAYERS or is_eager([jnp.zeros(())])):
+        if batch_ndim is not None:
+            checked(x)
+        return call_layers(given, x)
+    return apply_layers(given, x, solved)
 
 
 def _chain_of(layers: Repeated) -> Chain:

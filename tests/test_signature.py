@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr.chain.signature import signature
+from deeppcr.programs.signature import signature
 
 OTHERS = {
     "float": lambda: 1.0,

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from deeppcr.chain.signature import signature
 from deeppcr.chain.step import Step
+from deeppcr.programs.signature import signature
 
 _SAID: set[str] = set()
 _log = logging.getLogger("deeppcr")

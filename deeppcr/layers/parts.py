@@ -1,12 +1,15 @@
 """Taking layers apart into arrays, which differ between layers, and code, which they share.
 
-A layer becomes a tree of `Code`, with slots where it has arrays: registered pytrees (modules of
-flax nnx and of equinox among them), functions with their defaults and with what they close over,
-partials, methods, bound modules of flax linen, pairs ``(apply, params)``. It can be rebuilt with
-other arrays. Two layers are equal if their trees are, and if their arrays have equal types.
+`deeppcr.stack` needs it, since `deeppcr.unstack` returns layers again. A layer becomes a tree of
+`Code`, with slots where it has arrays: registered pytrees (modules of flax nnx and of equinox among
+them), functions with their defaults and with what they close over, partials, methods, bound modules
+of flax linen, pairs ``(apply, params)``. It can be rebuilt with other arrays. Two layers are equal
+if their trees are, and if their arrays have equal types.
 """
 
 import dataclasses
+import enum
+import functools
 import sys
 import types
 from collections.abc import Hashable, Iterable, Iterator
@@ -16,20 +19,54 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.layers.pure import (
-    IMMUTABLE,
-    PARTIALS,
-    InTurn,
-    Seen,
-    check_pure,
-    globals_of,
-    held_by,
-    is_library,
-    is_named,
-    is_of_jax,
-    linen_module,
-    methods_of,
-)
+# Their classes hold nothing outside their pytrees that decides what they compute.
+LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "haiku", "optax", "diffrax", "deeppcr")
+IMMUTABLE: Any = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
+IMMUTABLE += (np.generic, np.dtype, enum.Enum, frozenset)
+PARTIALS = (functools.partial, jax.tree_util.Partial)
+
+
+class NotApart(Exception):
+    """Why a layer cannot be taken apart."""
+
+
+def is_library(module: Any) -> bool:
+    """Whether a module of this name belongs to a known library."""
+    return isinstance(module, str) and module.partition(".")[0] in LIBRARIES
+
+
+def is_named(value: Any) -> bool:
+    """Whether this is what a module has under its own name: a function, a class."""
+    if not isinstance(value, types.FunctionType | type) and not is_library(type(value).__module__):
+        return False  # it may make names up
+    found: Any = sys.modules.get(str(getattr(value, "__module__", None)))
+    name = getattr(value, "__qualname__", getattr(value, "__name__", None))
+    for part in str(name).split("."):
+        found = getattr(found, part, None)
+    return callable(value) and found is value
+
+
+def is_of_jax(value: Any) -> bool:
+    """Whether this is a function that jax has made: by `jax.jit`, `jax.custom_jvp`, ..."""
+    return callable(value) and type(value).__module__.startswith(("jax.", "jaxlib."))
+
+
+def linen_module() -> Any:
+    """The class of the modules of flax linen; no class before that is imported."""
+    return getattr(sys.modules.get("flax.linen"), "Module", ())
+
+
+def held_by(value: Any) -> tuple[Any, ...]:
+    """What functions have of their own: defaults, those by keyword, and what they close over.
+
+    Of a method and of a partial: its function, arguments, and arguments by keyword.
+    """
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return value.__defaults__, tuple((value.__kwdefaults__ or {}).items()), *cells
+    if isinstance(value, types.MethodType):
+        return value.__func__, (value.__self__,), ()
+    return value.func, value.args, tuple(value.keywords.items())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +88,9 @@ class Code:
         if self.make is None:
             return next(arrays)
         return self.make(build(self.parts, arrays))
+
+
+ARRAY = Code("array")
 
 
 def build(codes: Iterable[Code], arrays: Iterable[Any]) -> list[Any]:
@@ -91,20 +131,16 @@ def key_of(value: Any) -> Hashable:
     return kind, value, repr(value)
 
 
-def take_apart(
-    layer: Any, seen: Seen | None = None, holders: list[Any] | None = None
-) -> tuple[Code, list[Any]]:
+def take_apart(layer: Any, holders: list[Any] | None = None) -> tuple[Code, list[Any]]:
     """The code of a layer, and its arrays.
 
     Args:
-        layer: the layer.
-        seen: what is known to do nothing but compute, which gets what is new. None: whatever a
-            layer reaches is trusted.
+        layer: the layer, which is trusted to do nothing but compute.
         holders: gets, for each array, the variables that hold it: of Python, which functions close
             over, and of flax nnx. Those that are one object are one variable.
 
     Raises:
-        InTurn: a part has an unknown kind, or its code may do more than compute.
+        NotApart: a part has an unknown kind.
     """
     arrays: list[Any] = []
 
@@ -114,11 +150,8 @@ def take_apart(
             arrays.append(value)
             if holders is not None:
                 holders.append(held)
-            return Code("array")
-        key, parts, make, reached = _composite(value)
-        if seen is not None and key not in seen:
-            check_pure(reached, seen)
-            seen[key] = value
+            return ARRAY
+        key, parts, make = _composite(value)
         if isinstance(value, (types.CellType, variable)):
             held = *held, value
         return Code(key, tuple(split(part, held) for part in parts), make)
@@ -127,44 +160,38 @@ def take_apart(
     return split(as_callable(layer)), arrays
 
 
-def _composite(value: Any) -> tuple[Hashable, Any, Any, Iterable[Any]]:
-    """The key, the parts, the function that puts them together, and what else its code reaches."""
+def _composite(value: Any) -> tuple[Hashable, Any, Any]:
+    """The key, the parts, and the function that puts them together."""
     linen = linen_module()
-    if isinstance(value, linen) and value.scope is not None:
-        if value.scope.rngs or value.scope.mutable:
-            raise InTurn("it is bound with random numbers, or with variables that it changes")
-        unbound, variables = value.unbind()
-        value = partial(unbound.apply, dict(variables))
     kind: Any = type(value)
     if kind is dict:  # in its own order, which jax would sort
-        return kind, value.items(), kind, ()
+        return kind, value.items(), kind
     if kind in (tuple, list):
-        return kind, value, kind, ()
+        return kind, value, kind
     if kind is types.MethodType or kind in PARTIALS:
-        return kind, held_by(value), partial(_bind, kind), ()
+        return kind, held_by(value), partial(_bind, kind)
     if kind is types.FunctionType and not (value.__dict__ or is_named(value)):
         code, space = value.__code__, value.__globals__
         make = partial(_define, code, space, value.__name__)
         held = *held_by(value)[:2], *(value.__closure__ or ())
-        return (code, id(space)), held, make, globals_of(value)
+        return (code, id(space)), held, make
     if kind is types.CellType:
-        return kind, (value.cell_contents,), lambda held: types.CellType(*held), ()
+        return kind, (value.cell_contents,), lambda held: types.CellType(*held)
     constant = *IMMUTABLE, type, np.ndarray, linen
     if isinstance(value, constant) or is_of_jax(value) or is_named(value):
-        return key_of(value), (), partial(_value, value), (value,)
+        return key_of(value), (), partial(_value, value)
     # Any registered pytree, one level of it.
     parts, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
     if jax.tree_util.treedef_is_leaf(structure) and parts:
-        raise InTurn(f"it holds a {kind.__name__}, which is no pytree")
+        raise NotApart(f"it holds a {kind.__name__}, which is no pytree")
     if not is_library(kind.__module__):
         copy = jax.tree.unflatten(structure, parts)
         old, new = (getattr(each, "__dict__", {}) for each in (value, copy))
         same = (k in new and (v is new[k] or key_of(v) == key_of(new[k])) for k, v in old.items())
         if type(copy) is not kind or not all(same):
-            raise InTurn(f"a {kind.__name__} has attributes that are not part of the pytree")
+            raise NotApart(f"a {kind.__name__} has attributes that are not part of the pytree")
     data: Any = structure.node_data()  # type: ignore[attr-defined]
-    reached = () if data is None else (*methods_of(kind), data[1])
-    return (kind, key_of(data)), parts, partial(jax.tree.unflatten, structure), reached
+    return (kind, key_of(data)), parts, partial(jax.tree.unflatten, structure)
 
 
 def _value(value: Any, _: list[Any]) -> Any:
@@ -191,5 +218,15 @@ def is_pair(layer: Any) -> bool:
 
 
 def as_callable(layer: Any) -> Any:
-    """The layer as a function of x: ``layer``, or ``apply`` with its parameters for a pair."""
-    return partial(layer[0], layer[1]) if is_pair(layer) else layer
+    """The layer as a function of x.
+
+    A pair is ``apply`` with its parameters. So is a bound module of flax linen that changes
+    nothing: flax calls bound modules only where they were bound, not in a trace of their own.
+    """
+    if is_pair(layer):
+        return partial(layer[0], layer[1])
+    scope = layer.scope if isinstance(layer, linen_module()) else None
+    if scope is None or scope.rngs or scope.mutable:
+        return layer
+    unbound, variables = layer.unbind()
+    return partial(unbound.apply, dict(variables))

@@ -1,36 +1,45 @@
-"""Reading a list of layers: which are equal, what each takes and returns, and its side effects."""
+"""Reading a list of layers: the program of each, by which layers are equal."""
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
+from deeppcr.arrays.avals import abstract
 from deeppcr.checks import describe
-from deeppcr.layers.parts import Code, as_callable, build, is_pair, take_apart
-from deeppcr.layers.pure import InTurn, Seen
+from deeppcr.layers.parts import ARRAY, Code, as_callable, is_pair
+from deeppcr.programs.calls import with_operands
 from deeppcr.programs.effects import side_effects
+from deeppcr.programs.signature import signature
 from depth.jaxprs import equations, without_constants
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Trial:
-    """What was learned from calling a copy of a layer on shapes: the same for equal layers.
+class Layer(NamedTuple):
+    """The program of one layer of a list.
 
     Attributes:
-        takes: its input, as `jax.ShapeDtypeStruct`.
-        returns: its output.
-        acts: its other effects, as text; "" if it has none.
-        size: the number of equations of its program.
+        code: makes the layer from its arrays; equal if the programs are.
+        arrays: the constants of the program: what the layer closes over, tracers among them.
+        takes: the types of its input.
+        returns: the types of its output.
+        acts: its side effects, as text; "" if it has none.
+        size: the number of equations.
     """
 
+    code: Code
+    arrays: list[Any]
     takes: Any
     returns: Any
     acts: str
     size: int
+
+    def __call__(self, x: Any) -> Any:
+        """Run the program; the layer's own code ran when it was traced."""
+        return self.code.make(self.arrays)(x)
 
     @property
     def alone(self) -> str:
@@ -40,70 +49,49 @@ class Trial:
         return self.acts or ("" if floating else "it returns non-floating arrays")
 
 
-class Layer(NamedTuple):
-    """One layer of a list: as it was ``given``, its ``code``, its ``arrays``, and its ``trial``."""
-
-    given: Any
-    code: Code
-    arrays: list[Any]
-    trial: Trial
-
-
-def read(layers: Sequence[Any], x: Any, trials: dict[Any, Trial]) -> Iterator[Layer]:
-    """Read layers, the first of which takes ``x``.
-
-    Equal layers are tried once: ``trials`` is what is known, and gets what is new. What a layer
-    with effects changes is not there for later ones, which may read it.
+def read(layers: Sequence[Any], x: Any) -> Iterator[Layer]:
+    """Trace layers, the first of which takes ``x``: each once, in order, as `jax.jit` of the loop.
 
     Raises:
-        Exception: why the next layer has to be called in its turn.
+        Exception: the next layer cannot be traced.
     """
-    x, seen = jax.tree.map(shape_of, x), Seen()
+    x = jax.tree.map(abstract, x)
     for given in layers:
-        code, arrays = take_apart(given, seen)
-        if any(isinstance(each, np.ndarray) for each in arrays):
-            raise InTurn("it holds arrays of numpy; jnp.asarray makes a chain of it")
-        key = code, types_of(arrays), types_of(x)
-        if key not in trials:
-            take_apart(jax.tree.map(lambda _: None, x), seen)
-            trials[key] = try_codes([code], arrays, x)
-        yield Layer(given, code, arrays, trials[key])
-        x = trials[key].returns
+        layer = trace_layer(as_callable(given), x)
+        yield layer
+        x = layer.returns
 
 
-def try_codes(codes: Sequence[Code], arrays: Sequence[Any], x: Any) -> Trial:
-    """Call copies of layers on ``x``, one after another."""
-    acts: list[str] = []
+def trace_layer(layer: Callable[[Any], Any], x: Any) -> Layer:
+    """The program of a layer that takes arrays of the types ``x``."""
+    # A new function each time: jax keeps the program of one that it knows, and runs no code.
+    closed, shapes = jax.make_jaxpr(lambda x: layer(x), return_shape=True)(x)
+    program, arrays = with_operands(closed)
+    takes, returns = jax.tree.structure(x), jax.tree.structure(shapes)
 
-    def call(arrays: list[Any], x: Any) -> Any:
-        y, layers = x, build(codes, arrays)
-        before = take_apart([layers, x])
-        for layer in layers:
-            y = layer(y)
-        acts.append(_changes(before, layers, x))
-        return y
+    def make(arrays: list[Any]) -> Callable[[Any], Any]:
+        def run(x: Any) -> Any:
+            results = jaxpr_as_fun(program)(*arrays, *jax.tree.leaves(x))
+            return jax.tree.unflatten(returns, results)
 
-    closed, returns = jax.make_jaxpr(call, return_shape=True)(list(map(shape_of, arrays)), x)
-    program = list(equations(without_constants(closed)))
-    acts += [f"it has side effects: {name}" for name in side_effects(closed)]
-    if any(any(each.params.get("donated_invars", ())) for each in program):
-        acts.append("it donates what it takes")
-    return Trial(x, returns, next(filter(None, acts), ""), len(program))
+        return run
 
-
-def _changes(before: tuple[Code, list[Any]], layers: list[Any], x: Any) -> str:
-    """What calls changed in layers and in their argument, taken apart ``before``; "" if nothing."""
-    code, arrays = before
-    known = list(map(id, arrays))
-    try:
-        after, now = take_apart([layers, x])
-        if after == code and list(map(id, now)) == known:
-            return ""
-    except InTurn:  # a layer has a part that it had not
-        pass
-    leaves = [leaf for layer in layers for leaf in jax.tree_util.tree_leaves_with_path(layer)]
-    new = [path for path, leaf in leaves if isinstance(leaf, jax.Array) and id(leaf) not in known]
-    return f"calling it changes {', '.join(map(jax.tree_util.keystr, new)) or 'its state'}"
+    every = list(equations(without_constants(closed)))
+    acts = ""
+    if effects := side_effects(closed):
+        acts = f"it has side effects: {', '.join(effects)}"
+    elif any(any(each.params.get("donated_invars", ())) for each in every):
+        acts = "it donates what it takes"
+    key = signature(program)[0], len(arrays), takes, returns
+    after = [abstract(result.aval) for result in without_constants(closed).outvars]
+    return Layer(
+        Code(key, (ARRAY,) * len(arrays), make),
+        arrays,
+        x,
+        jax.tree.unflatten(returns, after),
+        acts,
+        len(every),
+    )
 
 
 def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from deeppcr.arrays.avals import of_step
-from deeppcr.layers.parts import Code, build
-from deeppcr.layers.reading import shape_of, try_codes
+from deeppcr.layers.parts import Code, NotApart, build, take_apart
+from deeppcr.layers.reading import shape_of, trace_layer
 from deeppcr.lower import stack
 
 STATIC = ["code", "shared", "length"]
@@ -56,15 +56,26 @@ class Repeated:
 
     def check(self, x: Any) -> Any:
         """What a step returns; `ValueError` if it has effects, which stacked copies would lose."""
+        acts: list[str] = []
+
+        def step(given: Any) -> Any:
+            x, arrays = given
+            y, layers = x, build(self.code.parts, arrays)
+            before = take_apart([layers, x])
+            for layer in layers:
+                y = layer(y)
+            acts.append(_changes(before, layers, x))
+            return y
+
         arrays = self._arrays(list(map(of_step, self.inputs)))
-        trial = try_codes(self.code.parts, arrays, jax.tree.map(shape_of, x))
-        if trial.acts:
+        program = trace_layer(step, jax.tree.map(shape_of, (x, arrays)))
+        if found := acts[0] or program.acts:
             raise ValueError(
-                f"a layer cannot be stacked: {trial.acts}, which would be lost, since stacked "
+                f"a layer cannot be stacked: {found}, which would be lost, since stacked "
                 "layers are copies. Switch it to evaluation mode, or call "
                 "deeppcr.forward(layers, x), which runs such layers one by one."
             )
-        return trial.returns
+        return program.returns
 
     def layers(self) -> list[Any]:
         """All layers, one by one; what steps share is one object."""
@@ -100,6 +111,21 @@ def _build(
     if shared != {True} or place not in made:
         made[place] = code.make([part for part, _ in found])
     return made[place], shared
+
+
+def _changes(before: tuple[Code, list[Any]], layers: list[Any], x: Any) -> str:
+    """What calls changed in layers and in their argument, taken apart ``before``; "" if nothing."""
+    code, arrays = before
+    known = list(map(id, arrays))
+    try:
+        after, now = take_apart([layers, x])
+        if after == code and list(map(id, now)) == known:
+            return ""
+    except NotApart:  # a layer has a part that it had not
+        pass
+    leaves = [leaf for layer in layers for leaf in jax.tree_util.tree_leaves_with_path(layer)]
+    new = [path for path, leaf in leaves if isinstance(leaf, jax.Array) and id(leaf) not in known]
+    return f"calling it changes {', '.join(map(jax.tree_util.keystr, new)) or 'its state'}"
 
 
 def stack_layers(

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from deeppcr.arrays.avals import abstract
 from deeppcr.checks import folded
-from deeppcr.layers.parts import Code, take_apart
-from deeppcr.layers.pure import InTurn
-from deeppcr.layers.reading import Layer, Trial, call, listed, read, shape_of, types_of
+from deeppcr.layers.parts import Code, NotApart, as_callable, is_pair, take_apart
+from deeppcr.layers.reading import Layer, call, listed, read, shape_of, trace_layer, types_of
 from deeppcr.layers.repeated import Repeated, stack_layers
 from depth.report import table
 
@@ -19,17 +19,19 @@ ALONE = "no equal neighbour"
 # The equations up to which a CPU program of single layers compiles faster than a chain of them: 180
 # to 420 with gradients, by the kind of layer (jax 0.10.2, 2 cores).
 SHORT = 256
+# Up to so many layers a list is its loop, and nothing is traced to find chains.
+FEW_LAYERS = 16
 
 
 class Segment(NamedTuple):
     """Consecutive layers.
 
     Attributes:
-        layers: the layers.
+        layers: the programs of the layers.
         start: the index of the first in the list.
         period: the number of layers in a step.
         length: the number of steps.
-        reason: why they are called one by one; "" for a chain.
+        reason: why they run one by one; "" for a chain.
     """
 
     layers: Sequence[Layer]
@@ -41,30 +43,41 @@ class Segment(NamedTuple):
     @property
     def is_short(self) -> bool:
         """Whether its layers compile faster one by one."""
-        return sum(layer.trial.size for layer in self.layers) <= SHORT
+        return sum(layer.size for layer in self.layers) <= SHORT
 
     def stacked(self) -> Repeated:
         """The chain."""
         return stack_layers([(layer.code, layer.arrays) for layer in self.layers], self.period)
 
     def one_by_one(self, x: Any) -> Any:
-        """Call the layers; an error names the index of its layer."""
-        for number, layer in enumerate(self.layers, self.start):
-            x = call(layer.given, x, number)
+        """Run the programs of the layers."""
+        for layer in self.layers:
+            x = layer(x)
         return x
+
+
+class Described(NamedTuple):
+    """A `Segment` without its programs: the number of its ``layers``, and its states as text."""
+
+    layers: int
+    start: int
+    period: int
+    length: int
+    reason: str
+    takes: str
+    returns: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
     """The segments of a list of layers; printed, a table."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[Described, ...]
 
     def __str__(self) -> str:
         rows = []
-        for layers, start, period, length, reason in self.segments:
-            last = start + len(layers) - 1
-            takes, returns = shapes(layers[0].trial.takes), shapes(layers[-1].trial.returns)
+        for count, start, period, length, reason, takes, returns in self.segments:
+            last = start + count - 1
             rows.append(
                 (
                     str(start) if start == last else f"{start}..{last}",
@@ -80,6 +93,9 @@ class Description:
 
 def describe(layers: Any, x: Any) -> Description:
     """Show how `deeppcr.forward` runs ``layers``: as chains, or one by one and why.
+
+    The code of each layer runs once, on shapes, as in `jax.eval_shape`: what it writes into objects
+    of Python stays there.
 
     A chain is solved as the arguments of `deeppcr.forward` say. Without any, a CPU may call its
     layers one by one, too, because that compiles faster: see there.
@@ -104,17 +120,45 @@ def describe(layers: Any, x: Any) -> Description:
         0       1      1                float32[3]  sequential: no equal neighbour
         1..100  100    1                float32[3]  a chain
     """
-    found = layers.layers() if isinstance(layers, Repeated) else listed(layers)
-    known = list[Layer]()
+    return describe_segments(segments_of(layers, x))
+
+
+def describe_segments(found: Sequence[Segment]) -> Description:
+    """What is known of segments, without their programs."""
+    rows = list[Described]()
+    for each in found:
+        takes, returns = shapes(each.layers[0].takes), shapes(each.layers[-1].returns)
+        rows.append(Described(len(each.layers), *each[1:], takes, returns))
+    return Description(tuple(rows))
+
+
+def segments_of(layers: Any, x: Any) -> list[Segment]:
+    """See `describe`."""
+    given = layers.layers() if isinstance(layers, Repeated) else listed(layers)
+    x, programs = jax.tree.map(abstract, x), list[Layer]()
+    for number, layer in enumerate(given):
+        try:
+            program = _trace_or_copy(layer, x)
+        except Exception as reason:
+            raise ValueError(
+                f"layers[{number}] cannot be traced alone: {reason}. deeppcr.forward calls it "
+                "directly, and traces later layers after that."
+            ) from reason
+        programs.append(program)
+        x = program.returns
+    return segments(programs)
+
+
+def _trace_or_copy(layer: Any, x: Any) -> Layer:
+    """The program of a layer, or of a copy if the layer itself must not be changed in a trace."""
     try:
-        for layer in read(found, x, {}):
-            known.append(layer)
-    except Exception as reason:
-        raise ValueError(
-            f"layers[{len(known)}] cannot be called on shapes alone: {reason}. "
-            "deeppcr.forward calls it directly, and inspects later layers after that."
-        ) from reason
-    return Description(tuple(segments(known)))
+        return trace_layer(as_callable(layer), x)
+    except Exception:
+        leaves, structure = jax.tree.flatten(layer)
+        if is_pair(layer) or jax.tree_util.treedef_is_leaf(structure):
+            raise
+        program = trace_layer(lambda x: jax.tree.unflatten(structure, leaves)(x), x)
+        return program._replace(acts="calling it changes its state")
 
 
 def repeated(layers: Any, x: Any = None) -> Repeated:
@@ -136,7 +180,7 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
         holders: list[Any] = []
         try:
             known.append(take_apart(layer, holders=holders))
-        except InTurn as error:
+        except NotApart as error:
             raise TypeError(
                 f"layers[{number}] cannot be taken apart into code and arrays: {error}; "
                 "deeppcr.forward(layers, x) takes any."
@@ -156,29 +200,34 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     )
 
 
-def apply_layers(layers: Any, x: Any, solve: Callable[[Segment, Any], Any]) -> Any:
-    """Apply a list of layers to ``x``: chains by ``solve(segment, x)``, all others one by one.
+def apply_layers(layers: Sequence[Any], x: Any, solve: Callable[[Segment, Any], Any]) -> Any:
+    """Apply ``layers`` to ``x``: chains by ``solve(segment, x)``, all others one by one.
 
-    Layers are inspected in order, up to one that has to be called in its turn. Later ones are
-    inspected after the call: they may read what it changed.
+    The code of each layer runs once, when it is traced, in order. Tracing stops at a layer with
+    side effects, which later ones may observe, and at one that cannot be traced: that is called.
     """
-    given, start, trials = listed(layers), 0, dict[Any, Trial]()
-    while start < len(given):
-        found = list[Layer]()
+    start = 0
+    while start < len(layers):
+        programs = list[Layer]()
         # The first layer may distinguish a numpy array from a traced one: it is called directly.
         if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
             with suppress(Exception):  # the call may raise it, too
-                for layer in read(given[start:], x, trials):
-                    if layer.trial.acts:
+                for layer in read(layers[start:], x):
+                    programs.append(layer)
+                    if layer.acts:
                         break
-                    found.append(layer)
-        for segment in segments(found, start):
+        for segment in segments(programs, start):
             x = segment.one_by_one(x) if segment.reason else solve(segment, x)
-        start += len(found)
-        if start < len(given):
-            x, start = call(given[start], x, start), start + 1
-        # The call may have changed what the others read.
-        trials = {kind: trial for kind, trial in trials.items() if trial.acts}
+        start += len(programs)
+        if start < len(layers) and not (programs and programs[-1].acts):
+            x, start = call(layers[start], x, start), start + 1
+    return x
+
+
+def call_layers(layers: Sequence[Any], x: Any) -> Any:
+    """Call ``layers`` one by one; an error names the index of its layer."""
+    for number, layer in enumerate(layers):
+        x = call(layer, x, number)
     return x
 
 
@@ -188,12 +237,12 @@ def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
     ``offset``: the index of the first in the list.
     """
     found, start = list[Segment](), 0
-    kinds = [object() if layer.trial.alone else layer.trial for layer in layers]
+    kinds = [object() if layer.alone else layer.code for layer in layers]
     while start < len(layers):
         period, length = _longest_run(kinds[start:])
-        trial = layers[start].trial
-        reason = "" if length > 1 else trial.alone or ALONE
-        if reason == ALONE and types_of(trial.takes) != types_of(trial.returns):
+        layer = layers[start]
+        reason = "" if length > 1 else layer.alone or ALONE
+        if reason == ALONE and types_of(layer.takes) != types_of(layer.returns):
             reason = "it changes shape or dtype"
         own = layers[start : start + period * length]
         found.append(Segment(own, offset + start, period, length, reason))

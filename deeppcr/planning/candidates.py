@@ -20,9 +20,7 @@ from deeppcr.chain.kept import keeping
 from deeppcr.chain.length import chain_length
 from deeppcr.checks import check_type, describe, named_after, no_array
 from deeppcr.choose import AdjointOption, Method, left_to_jax
-from deeppcr.layers import Repeated
-from deeppcr.layers import describe as describe_layers
-from deeppcr.layers.reading import is_sequential
+from deeppcr.layers import Repeated, describe_segments, is_sequential, segments_of
 from deeppcr.programs.calls import is_jit_disabled, with_operands
 from deeppcr.sequential import Sequential
 from depth import Cost
@@ -263,12 +261,15 @@ def instance_of(
         length, xs = chain_length(xs, length, "xs"), jax.tree.map(_reversed, xs) if reverse else xs
         chain = Chain(named_after(program)(lambda z, x: program(z, x)[0]), xs, length)
         return Instance(chain, program, init, batch_ndim or 0, "init")
-    layers = describe_layers(program, init)
-    chains = [segment for segment in layers.segments if not segment.reason]
+    found = segments_of(program, init)
+    chains = [segment for segment in found if not segment.reason]
     if not chains:
-        raise ValueError(f"there is no chain: no two neighbouring layers are alike.\n{layers}")
+        table = describe_segments(found)
+        raise ValueError(f"there is no chain: no two neighbouring layers are alike.\n{table}")
     segment = max(chains, key=lambda segment: len(segment.layers))
-    run, state = segment.stacked(), segment.layers[0].trial.takes if segment.start else init
+    run, state = segment.stacked(), init
+    if segment.start:
+        state = jax.tree.map(_shape, segment.layers[0].takes)
     batch = vector_batch(state) if batch_ndim is None else batch_ndim
     chain = Chain(run.step, run.inputs, run.length)
     return Instance(chain, with_outputs(run.step), state, batch, "x")

@@ -27,10 +27,10 @@ from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once, program_key
 from deeppcr.chain.examples import differing
 from deeppcr.chain.part import leaves_read
-from deeppcr.chain.signature import Signed
 from deeppcr.lower import by_platform, is_eager, platforms
 from deeppcr.newton import Newton
 from deeppcr.programs.calls import Call, communicates, without_unused
+from deeppcr.programs.signature import Signed
 from deeppcr.solution import Run
 from deeppcr.solving.problem import Problem, converted_structure, solution_of, step_of
 from depth.jaxprs import HoldsProgram, Program

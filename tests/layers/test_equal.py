@@ -133,7 +133,9 @@ CHAINS = {
         lambda w: (mixed_leaves, {"leaves": ["tanh", 2, jnp.sin, w, None]})
     ),
     "a weight in all, another in each": lambda ws: [
-        lambda x, w=w: jnp.tanh(x @ w) @ ws[0] for w in ws
+        lambda x, w=w, shared=shared: jnp.tanh(x @ w) @ shared
+        for shared in [0.9 * ws[0]]
+        for w in ws
     ],
 }
 IN_TURN = {

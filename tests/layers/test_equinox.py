@@ -72,7 +72,8 @@ def test_unlike_fields():
     ):
         layers = [Residual(m, act, scale) for m, (act, scale) in zip(made, fields, strict=False)]
         assert_agree(deeppcr.forward(layers, X), loop(layers, X))
-    assert len(chains([Residual(made[0], jnp.tanh, 0.5, name) for name in "aab"])) == 2
+    assert is_one_chain([Residual(made[0], jnp.tanh, 0.5, name) for name in "aab"])  # not read
+    assert len(chains([Residual(made[0], act, 0.5) for act in (jnp.tanh, jnp.tanh, jnp.sin)])) == 2
 
 
 def test_filter_grad():

@@ -98,15 +98,20 @@ def test_nnx_modules_and_what_holds_them(wrap, sort):
     chosen, alike = SORTS[sort]
     make = partial(blocks, **chosen)
     number = list(WRAPS).index(wrap) + list(SORTS).index(sort)
+    # flax itself breaks a module that nnx.jit cannot update: no trace for those.
+    run_by = {} if wrap == "nnx.jit inside" else options(number)
     agree(
-        twice(partial(deeppcr.forward, **options(number)), make, WRAPS[wrap]),
+        twice(partial(deeppcr.forward, **run_by), make, WRAPS[wrap]),
         twice(loop, make, WRAPS[wrap]),
     )
-    found = chains([WRAPS[wrap](module) for module in make()], BATCH)
+    layers = [WRAPS[wrap](module) for module in make()]
     if alike:
-        assert found == [(0, N, 1, "")]
-    else:
-        assert all("changes" in reason for _, _, _, reason in found)
+        assert chains(layers, BATCH) == [(0, N, 1, "")]
+    elif wrap == "modules":  # of which describe traces a copy
+        assert all("changes" in reason for _, _, _, reason in chains(layers, BATCH))
+    else:  # only a module itself can be copied, to look at what it would do
+        with pytest.raises(ValueError, match=r"layers\[0\] cannot be traced alone"):
+            chains(layers, BATCH)
 
 
 @pytest.mark.parametrize("changing", [{}, {"norm": True, "rate": 0.5}], ids=["linear", "changing"])
