@@ -8,11 +8,9 @@ from typing import Any, Never
 import jax
 
 from deeppcr.checks import unknown_keyword
-from deeppcr.choose import UNROLL, AdjointOption, Method
-from deeppcr.lower import target
+from deeppcr.choose import AdjointOption, Method, loops_of
 from deeppcr.newton import Newton
 from deeppcr.planning.candidates import Candidate, Instance, baseline, instance_of
-from deeppcr.sequential import Sequential, kernel_of
 from depth.report import seconds, table
 
 TRIAL = 0.2  # seconds for each pair
@@ -67,11 +65,10 @@ def tune(
             f"tune runs the chain, but {instance.why_not_now}; expected arrays, outside of "
             "jax's transformations. deeppcr.plan takes shapes and traced arrays, too."
         )
-    chain, methods = instance.traced, list[Method]([Sequential()])
-    if not chain.obstacle:
-        methods += [Sequential(unroll=UNROLL)] if target().waits else []
-        methods += [Sequential(fused=True)] if kernel_of(chain) else []
-        methods += [Newton()] if not chain.step.not_differentiable else []
+    chain = instance.traced
+    methods = loops_of(chain)
+    if not chain.obstacle and not chain.step.not_differentiable:
+        methods.append(Newton())
     rows: list[tuple[str, ...]] = []
     for name, found in zip(("forward", "gradient"), instance.candidates(methods), strict=True):
         timed = _timed(instance, found)
