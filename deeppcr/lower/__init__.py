@@ -6,11 +6,12 @@ once are `each`. How they run is decided when jax lowers them, by the platform t
     in_order.py        `loop`, and what a rule reads and rewrites of it
     at_once.py         `each`
     chunks.py          steps whose arrays stay in a cache
+    products.py        which products are small, and how they are written as sums
+    rewrite.py         equations of a kind replaced, in calls, too
     recurrence.py      products, rounds and carries of a linear recurrence
     until.py           loops that end when their data says so
     targets.py         the few facts of a device that programs depend on
     variants.py        programs with variants for several platforms
-    compiler.py        options for XLA, for users
     cpu/               an ordered list of rules
     gpu/               what XLA's compiler for GPUs needs; a loop as one kernel
 """

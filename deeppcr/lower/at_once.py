@@ -26,8 +26,8 @@ def each(f: Callable[..., Any]) -> Callable[..., Any]:
         if closed.effects:  # of devices that communicate
             return f(*arguments)
         program, constants = with_operands(closed)
-        found = each_p.bind(*constants, *jax.tree.leaves(arguments), call_jaxpr=program)
-        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+        results = each_p.bind(*constants, *jax.tree.leaves(arguments), call_jaxpr=program)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return bound
 

@@ -36,8 +36,8 @@ def loop(
     closed, shapes = jax.make_jaxpr(partial(scan), return_shape=True)(carry, xs)
     if closed.effects:  # of steps in order, or of devices that communicate
         return scan(carry, xs)
-    found = _with_loops(closed, jax.tree.leaves((carry, xs)), linear, in_one)
-    results: tuple[Any, Any] = jax.tree.unflatten(jax.tree.structure(shapes), found)
+    leaves = _with_loops(closed, jax.tree.leaves((carry, xs)), linear, in_one)
+    results: tuple[Any, Any] = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
     return results
 
 
@@ -45,13 +45,13 @@ def _with_loops(closed: Any, operands: Sequence[Any], linear: bool, in_one: bool
     """The results of a program, its `jax.lax.scan` by `loop_p`."""
     program, values = entered(closed, operands)
     for equation in program.eqns:
-        given = [x.val if is_literal(x) else values[x] for x in equation.invars]
+        read = [x.val if is_literal(x) else values[x] for x in equation.invars]
         if equation.primitive.name == "scan":
-            call_jaxpr = jax.make_jaxpr(partial(bind, equation))(given)
-            found = loop_p.bind(*given, call_jaxpr=call_jaxpr, linear=linear, in_one=in_one)
+            call_jaxpr = jax.make_jaxpr(partial(bind, equation))(read)
+            results = loop_p.bind(*read, call_jaxpr=call_jaxpr, linear=linear, in_one=in_one)
         else:  # of what stands around it
-            found = bind(equation, given)
-        values |= dict(zip(equation.outvars, found, strict=True))
+            results = bind(equation, read)
+        values |= dict(zip(equation.outvars, results, strict=True))
     return [x.val if is_literal(x) else values[x] for x in program.outvars]
 
 
@@ -137,8 +137,9 @@ class Loop(NamedTuple):
     def as_written(self, operands: Operands) -> tuple[Leaves, Leaves]:
         """The last carry and the ``y`` of all steps, by the `jax.lax.scan` that it was at first."""
         count = scan_parts(self.equation)[0]
-        found = bind(self.equation, [*operands.constants[:count], *operands.carry, *operands.xs])
-        return found[: self.states], found[self.states :]
+        read = [*operands.constants[:count], *operands.carry, *operands.xs]
+        results = bind(self.equation, read)
+        return results[: self.states], results[self.states :]
 
     def retraced(
         self,
@@ -167,8 +168,8 @@ class Loop(NamedTuple):
 
         def step(carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
             known = self.known([*operands.constants, *carry, *of_one(x)])
-            found = interpret(self.program, known, self.program.outvars, rule)
-            return found[: self.states], found[self.states :]
+            results = interpret(self.program, known, self.program.outvars, rule)
+            return results[: self.states], results[self.states :]
 
         return lax.scan(step, operands.carry, operands.xs, self.length, self.reverse, self.unroll)
 
@@ -183,9 +184,9 @@ def lowered_by(
     program, values = entered(call_jaxpr, operands)
     (equation,) = program.eqns
     consts, carry, _ = scan_parts(equation)
-    given = [values[x] for x in equation.invars]
-    own = getattr(equation.params["jaxpr"], "consts", ())
-    parts = [*given[:consts], *own], given[consts : consts + carry], given[consts + carry :]
-    last, ys = lower(Loop.of(equation, linear, in_one), Operands(*parts))
+    read = [values[x] for x in equation.invars]
+    constants = [*read[:consts], *getattr(equation.params["jaxpr"], "consts", ())]
+    parts = Operands(constants, read[consts : consts + carry], read[consts + carry :])
+    last, ys = lower(Loop.of(equation, linear, in_one), parts)
     values |= dict(zip(equation.outvars, [*last, *ys], strict=True))
     return [values[x] for x in program.outvars]

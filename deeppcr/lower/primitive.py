@@ -43,8 +43,8 @@ class Lowered(Call):
 
     def bound(self, closed: Any, operands: Any, params: dict[str, Any]) -> Leaves:
         """The results of a program, by this primitive."""
-        found: Leaves = self.bind(*operands, **{**params, "call_jaxpr": closed})
-        return found
+        results: Leaves = self.bind(*operands, **{**params, "call_jaxpr": closed})
+        return results
 
     def lowered(self, platform: str, equation: Any) -> Any:
         """The program that a platform runs: for `depth`."""

@@ -31,21 +31,20 @@ DEFAULT = "default"
 
 def differing(variants: Mapping[str, T]) -> dict[str, T]:
     """The variant of the first platform as "default", and by platform those that differ."""
-    found: dict[str, T] = {}
-    for name, own in variants.items():
-        default = found.setdefault(DEFAULT, own)
-        if own is not default and own != default:
-            found[name] = own
-    return found
+    different: dict[str, T] = {}
+    for name, variant in variants.items():
+        default = different.setdefault(DEFAULT, variant)
+        if variant is not default and variant != default:
+            different[name] = variant
+    return different
 
 
 def by_platform(variants: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
     """The variant for the platform that the program is lowered for, or "default"."""
-    others = {name: variant for name, variant in variants.items() if name != DEFAULT}
-    if not others:
+    by_name = {name: _compiled_for(name, f) for name, f in variants.items() if name != DEFAULT}
+    if not by_name:
         return variants[DEFAULT]
-    others = {name: _compiled_for(name, variant) for name, variant in others.items()}
-    return partial(lax.platform_dependent, default=variants[DEFAULT], **others)
+    return partial(lax.platform_dependent, default=variants[DEFAULT], **by_name)
 
 
 def _compiled_for(platform: str, variant: Callable[..., T]) -> Callable[..., T]:

@@ -2,8 +2,9 @@
 
 On a CPU, XLA compiles equal computations once. The gradient of `jnp.stack` takes row 0, row 1, ...
 of one array: slices at different offsets, which are different computations, each compiled for about
-10 ms. Here, the offsets are the results of a branch that XLA cannot evaluate, so that all slices of
-one size are equal. `jax.custom_vjp` would do for gradients, but it has no forward mode.
+10 ms. So layers in a list are stacked by a primitive whose transpose takes rows at offsets that are
+the results of a branch that XLA cannot evaluate: then all slices of one size are equal.
+`jax.custom_vjp` would do for gradients, but it has no forward mode.
 """
 
 # jax 0.10.2, 2 cores: 64 layers of 6 arrays, 0.4 s of compiling instead of 7.3 s.
@@ -70,8 +71,8 @@ def _bind(primitive: Primitive, operands: Sequence[Any], sizes: Sizes) -> list[A
     """The primitive, with the program that it stands for, by which others read it."""
     program = _join if primitive is join_p else _split
     jaxpr = program.trace(*operands, sizes=sizes).jaxpr
-    found: list[Array] = primitive.bind(*operands, sizes=sizes, call_jaxpr=jaxpr)
-    return found
+    results: list[Array] = primitive.bind(*operands, sizes=sizes, call_jaxpr=jaxpr)
+    return results
 
 
 class _Pieces(Call):
@@ -87,8 +88,8 @@ class _Pieces(Call):
         def eagerly(*operands: Any, sizes: Sizes, call_jaxpr: Any) -> list[Array]:
             if is_jit_disabled():  # `run` would call this
                 return self.run(*operands, call_jaxpr=call_jaxpr)
-            found: list[Array] = run(operands, sizes)
-            return found
+            results: list[Array] = run(operands, sizes)
+            return results
 
         self.def_impl(eagerly)
 
@@ -101,14 +102,14 @@ class _Pieces(Call):
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
         """See `Call`; the examples are on axis 1: axis 0 is that of the pieces."""
-        moved = jax.vmap(lambda *each: each, axes, 1, **names)(*operands)
-        found = _bind(self, moved, params["sizes"])
-        return found, [1] * len(found)
+        examples_second = jax.vmap(lambda *each: each, axes, 1, **names)(*operands)
+        results = _bind(self, examples_second, params["sizes"])
+        return results, [1] * len(results)
 
     def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
         inverse = split_p if self is join_p else join_p
-        found = _bind(inverse, list(map(ad.instantiate_zeros, cotangents)), params["sizes"])
-        pairs = zip(found, operands, strict=True)
+        results = _bind(inverse, list(map(ad.instantiate_zeros, cotangents)), params["sizes"])
+        pairs = zip(results, operands, strict=True)
         return [x if ad.is_undefined_primal(operand) else None for x, operand in pairs]
 
 
