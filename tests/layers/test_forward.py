@@ -68,7 +68,13 @@ def test_batches_by_shape():
         assert f"f64[{shape}]" in program
 
 
-def test_a_list_that_jit_traces_compiles_quickly():
+@pytest.fixture
+def low_limit(monkeypatch):
+    """Lists of 100 small layers are long."""
+    monkeypatch.setattr("deeppcr.layers.segments.SHORT", 256)
+
+
+def test_a_list_that_jit_traces_compiles_quickly(low_limit):
     """A short one as its loop, a long one as a scan; with options, or stacked, as a chain."""
 
     def loops(count, layers=None, **options):
@@ -85,7 +91,7 @@ def test_a_list_that_jit_traces_compiles_quickly():
 
 
 @pytest.mark.parametrize("count", [4, 100])
-def test_lists_that_compile_quickly(count):
+def test_lists_that_compile_quickly(count, low_limit):
     layers = [dense(i) for i in range(count)]
 
     def loss(run, layers, x):
