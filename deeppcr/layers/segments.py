@@ -110,7 +110,7 @@ def describe(layers: Any, x: Any) -> Description:
         a step, type of the state, and the reason why layers run in order.
 
     Raises:
-        ValueError: a layer has to be called to know what it returns.
+        ValueError: a layer cannot be traced alone; the message names it.
         TypeError: ``layers`` is not a list of layers.
 
     Example:
