@@ -52,7 +52,7 @@ def platforms() -> tuple[str, ...]:
     """The platforms of this process, as "cpu" or "cuda", that of jax's default device first."""
     if (asked := _COMPILED_FOR.get()) is not None:
         return (asked,)
-    chosen = chosen_device()
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
     if chosen is None or isinstance(chosen, str):
         chosen = jax.local_devices(backend=chosen)[0]
     first = chosen.platform

@@ -145,6 +145,11 @@ class Step:
     def _own_filters(self) -> frozenset[Any]:
         return own_filters(self.evaluated, self.evaluated.constvars)
 
+    def for_all_at_once(self) -> "Step":
+        """The same step, with what `at_once` reads of its program computed."""
+        _ = self._at_once, self._own_filters
+        return self
+
     def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
         return dict(zip(self.variables, [*state, *inputs, *captured], strict=True))
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from depth.jaxprs import bind, called, run
+from depth.jaxprs import bind, called, entered, interpret, run
 from depth.primitives import primitive
 
 # The primitives that move the entries of one operand, or cast them.
@@ -46,7 +46,8 @@ def columns(linear: Callable[[Array], Array], like: Array) -> Array:
     closed = jax.make_jaxpr(linear)(like)
     width = like.shape[-1]
     units = Units(np.broadcast_to(np.arange(width), like.shape), width, like.dtype)
-    (result,) = run(closed, [units], _results)
+    program, values = entered(closed, [units])
+    (result,) = interpret(program, values, program.outvars, _results)
     images = result if _is_plain(result) else result.array
     return jnp.broadcast_to(images, (width, *closed.out_avals[0].shape))
 
@@ -102,7 +103,9 @@ def _results(equation: Any, values: list[Any]) -> list[Any]:
             if (rows := _rows(equation, values)) is not None:
                 return [rows]
         elif equation.primitive.name in MOVES:
-            numbers = _moved(equation, values[0].numbers)
+            numbers, rule = values[0].numbers, primitive(equation).numpy
+            if rule and equation.primitive.name != "convert_element_type":
+                (numbers,) = rule(equation, [numbers])
             return [Units(numbers, values[0].count, equation.outvars[0].aval.dtype)]
         elif (inner := called(equation)) is not None and _may_enter(equation):
             return run(inner, values, _results)
@@ -110,13 +113,6 @@ def _results(equation: Any, values: list[Any]) -> list[Any]:
     arrays = [value if _is_plain(value) else value.array for value in values]
     images = jax.vmap(lambda *operands: bind(equation, operands), in_axes=axes)(*arrays)
     return list(map(Images, images))
-
-
-def _moved(equation: Any, numbers: np.ndarray) -> np.ndarray:
-    rule = primitive(equation).numpy
-    if rule is None or equation.primitive.name == "convert_element_type":
-        return numbers
-    return rule(equation, [numbers])[0]
 
 
 def _may_enter(equation: Any) -> bool:
@@ -134,7 +130,7 @@ def _rows(equation: Any, values: list[Any]) -> Images | None:
     contracted, batch = equation.params["dimension_numbers"]
     mine = 0 if isinstance(values[0], Units) else 1
     units, other = values[mine], values[1 - mine]
-    if not _is_plain(other) or len(contracted[mine]) != 1:
+    if isinstance(other, Units | Images) or len(contracted[mine]) != 1:
         return None
     start = units.start(*contracted[mine])
     if start is None:

@@ -50,7 +50,7 @@ from deeppcr.lower.recurrence import (
     unpack,
 )
 from deeppcr.lower.targets import target
-from deeppcr.lower.until import Opening, ahead, opening, steps_per_test, unless
+from deeppcr.lower.until import Opening, ahead, once_unless, opening, steps_per_test, unless
 from deeppcr.lower.variants import (
     DEFAULT,
     by_platform,
@@ -94,6 +94,7 @@ __all__ = [
     "loop",
     "matvec",
     "obstacle",
+    "once_unless",
     "opening",
     "own_filters",
     "pack",

@@ -38,7 +38,7 @@ class Use(enum.Enum):
 
 def matvec(matrix: Array, y: Array, use: Use = Use.DERIVATIVE) -> Array:
     """``A y`` for all matrices ``[.., w, w]`` and vectors ``[.., w]``."""
-    is_narrow = is_written_out(matrix.shape[-1])
+    is_narrow = matrix.shape[-1] <= target().widest
     if use is Use.SUMMAND and target().waits and is_narrow:
         return _combination(jnp.moveaxis(matrix, -1, 0), y)
     if use is Use.RESIDUAL or matrix.size <= FEW_NUMBERS:

@@ -6,8 +6,7 @@ what is written once compiles once.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -32,18 +31,28 @@ def steps_per_test(length: int) -> int:
     return max(1, min(MOST_AT_ONCE, length // FEWEST_WAITS)) if target().waits else 1
 
 
+def once_unless(
+    right: Array, known: T, otherwise: Callable[[], T]
+) -> tuple[Callable[[Any], Array], Callable[[Any], Any], tuple[Array, T]]:
+    """The arguments of `jax.lax.while_loop` for a loop of at most one trip: see `unless`.
+
+    The second result of the loop is ``known`` if ``right``, else ``otherwise()``.
+    """
+    start = like((right, known), right, known)
+    return (
+        lambda state: ~state[0],
+        lambda state: like((jnp.ones_like(state[0]), otherwise()), start),
+        start,
+    )
+
+
 def unless(right: Array, known: T, otherwise: Callable[[], T]) -> T:
     """``known`` if ``right``, else ``otherwise()``, of the same structure.
 
     A loop of at most one trip. Under `jax.vmap` a branch would compute both sides and select, with
     a copy for each example of all that it reads, such as weights.
     """
-    start = like((right, known), right, known)
-    result: tuple[Array, T] = lax.while_loop(
-        lambda state: ~state[0],
-        lambda state: like((jnp.ones_like(state[0]), otherwise()), start),
-        start,
-    )
+    result: tuple[Array, T] = lax.while_loop(*once_unless(right, known, otherwise))
     return result[1]
 
 
@@ -63,24 +72,11 @@ class Opening(NamedTuple):
             start = trip(start)
         return start
 
-    def unless(
-        self,
-        opens: Array,
-        known: T,
-        otherwise: Callable[[], T],
-        scope: AbstractContextManager[None],
-    ) -> T:
-        """In a trip of the loop: ``known`` if it is a first one, else ``otherwise()``, in a scope.
-
-        As the function `unless`: for what reads weights.
-        """
-        if not self.inside:
-            return otherwise()
-        with scope:
-            return unless(opens, known, otherwise)
-
     def select(self, opens: Array, known: T, otherwise: Callable[[], T]) -> T:
-        """`unless`, for what reads little."""
+        """In a trip of the loop: ``known`` if it is a first one, else ``otherwise()``.
+
+        By a branch: for what reads little.
+        """
         if not self.inside:
             return otherwise()
         found: T = lax.cond(opens, lambda: known, otherwise)

@@ -24,7 +24,7 @@ from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.loops import ITERATION, STEP, iterate, named
-from deeppcr.lower import Opening, Use, in_place, opening
+from deeppcr.lower import Opening, Use, in_place, once_unless, opening
 from deeppcr.newton import one_kernel
 from deeppcr.newton.convergence import ROUNDING, Criterion, Evaluation
 from deeppcr.newton.damping import SWEEPS, largest
@@ -176,7 +176,11 @@ class NewtonSolver:
         opens = now.iterations < 0
         applied = Proposal(_applied(now), now.sizes, now.history, jnp.zeros((), bool))
         newton = partial(self._newton, window, now, reached)
-        found = _opening(chain).unless(opens, like(applied, now), newton, named(STEP, 1))
+        if _opening(chain).inside:  # no branch: what it reads, such as weights, is large
+            with named(STEP, 1):
+                found = lax.while_loop(*once_unless(opens, like(applied, now), newton))[1]
+        else:
+            found = newton()
         update = jnp.where(opens, jnp.inf, jnp.abs(found.states - now.states))
         if self.is_affine:
             update = jnp.where(found.is_solved, 0, update)

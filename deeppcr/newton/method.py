@@ -233,7 +233,7 @@ class Newton:
             ),
             is_affine=is_affine,
             window=choice.window,
-            step=widened.step,
+            step=widened.step.for_all_at_once(),
             layout=widened.layout,
         )
 
