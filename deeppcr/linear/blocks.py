@@ -56,7 +56,7 @@ class Blocks(ABC):
         """How many entries of a state each block couples: w if full, 1 if diagonal."""
 
     @abstractmethod
-    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
+    def apply(self, y: Array, use: Use = "derivative") -> Array:
         """``A_l y_l`` for all l, or for one l, if the leaves and ``y`` lack the chain axis.
 
         ``use``: what becomes of the product. Without it the product may be differentiated.
@@ -136,7 +136,7 @@ class Matrices(Blocks):
     def block_size(self) -> int:
         return self.width
 
-    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
+    def apply(self, y: Array, use: Use = "derivative") -> Array:
         return matvec(self.matrix, y, use)
 
     def compose(self, earlier: Self) -> Self:
@@ -186,7 +186,7 @@ class StructOfArrays(Blocks):
     def block_size(self) -> int:
         return self.width
 
-    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
+    def apply(self, y: Array, use: Use = "derivative") -> Array:
         product = self.matrix[:, 0, None] * y[None, 0]
         for k in range(1, self.width):
             product = product + self.matrix[:, k, None] * y[None, k]
@@ -239,7 +239,7 @@ class Diagonals(Elementwise):
     def batch_shape(self) -> tuple[int, ...]:
         return self.diagonal.shape[1:-1]
 
-    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
+    def apply(self, y: Array, use: Use = "derivative") -> Array:
         return self.diagonal * y
 
     def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
@@ -278,7 +278,7 @@ class Scalars(Elementwise):
     batch_shape: tuple[int, ...] = ()
     width: int = 1
 
-    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
+    def apply(self, y: Array, use: Use = "derivative") -> Array:
         return self.scalar.reshape(*self.scalar.shape, *(1,) * (y.ndim - self.scalar.ndim)) * y
 
     def to_struct_of_arrays(self, b: Array) -> tuple[Blocks, Array, Callable[[Array], Array]]:
@@ -322,5 +322,5 @@ class Zeros(Elementwise):
     def block_size(self) -> int:
         return 0
 
-    def apply(self, y: Array, use: Use = Use.DERIVATIVE) -> Array:
+    def apply(self, y: Array, use: Use = "derivative") -> Array:
         return jnp.zeros_like(y)

@@ -30,7 +30,6 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.axis import ChainAxis
 from deeppcr.linear.blocks import Blocks
 from deeppcr.loops import CORRECTION, FALLBACK, fallback, steps_from
-from deeppcr.lower import Use
 
 UNITS = 16  # in the last place, up to which a residual is rounding
 FALLS = 4  # the factor by which a correction has to reduce the largest residual
@@ -163,10 +162,10 @@ def solve_judged(
         own = blocks.transpose() if system.transposed else blocks
 
         def products(y: Array) -> Array:
-            return own.apply(y, Use.RESIDUAL)
+            return own.apply(y, "residual")
 
         def magnitudes(y: Array) -> Array:
-            found: Array = jax.tree.map(jnp.abs, own).apply(y, Use.RESIDUAL)
+            found: Array = jax.tree.map(jnp.abs, own).apply(y, "residual")
             return found
 
         received, passed = system.coupled(products, y)

@@ -28,7 +28,6 @@ from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.judged import System, solve_judged
 from deeppcr.loops import unless
-from deeppcr.lower import Use
 
 Solve = Callable[[Blocks, Array, bool], Array]
 
@@ -108,7 +107,7 @@ class LinearSolver(ABC):
 
         def product(index: Array, y: Array) -> Array:
             block = Along().step(blocks, index)
-            return (block.transpose() if transposed else block).apply(y, Use.STEP)
+            return (block.transpose() if transposed else block).apply(y, "step")
 
         found = solve_judged(system, blocks, partial(solve, reverse=reverse), by_blocks=True)
         left = found.leaving, found.y
@@ -149,7 +148,7 @@ class Recurrence(LinearSolver):
             y, trajectory = carry
             index = last - count if reverse else count
             block, b_l = along.step((steps, b), index)
-            y = block.apply(y, Use.STEP) + b_l
+            y = block.apply(y, "step") + b_l
             return y, lax.dynamic_update_index_in_dim(trajectory, y, index, 0)
 
         start, unroll = (along.first(b, 1)[0], b), self.unroll or _unroll(steps, b)
@@ -161,7 +160,7 @@ class Recurrence(LinearSolver):
         def step(mu: Array, inputs: tuple[Blocks, Array]) -> tuple[Array, Array]:
             block, g_l = inputs
             lam = g_l + mu
-            return block.transpose().apply(lam, Use.STEP), lam
+            return block.transpose().apply(lam, "step"), lam
 
         start, unroll = jnp.zeros_like(g[0]), self.unroll or _unroll(blocks, g)
         return lax.scan(step, start, (blocks, g), reverse=not reverse, unroll=unroll)[1]

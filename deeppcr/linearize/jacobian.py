@@ -6,6 +6,7 @@ with a `jax.custom_vjp` has reverse mode only. For it the rows of the Jacobian a
 of the columns.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from deeppcr.arrays.avals import like
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
-from deeppcr.lower import steps_held
+from deeppcr.lower import even_chunk, scan_in_chunks, steps_held
 
 # Up to this many directions there is too little to gain by a cache.
 FEW_DIRECTIONS = 4
@@ -95,35 +96,21 @@ def _picked(
     chain: TracedChain, states: Array, pick: Callable[[Array], Array], directions: np.ndarray
 ) -> Array:
     """``pick`` of the derivatives in all directions, some steps at a time."""
-    length, size = len(states), _steps_at_once(states, len(directions))
+    # At least w steps, so that products with weights that all of them share, which are computed
+    # once for each chunk, take no more time than the rest.
+    each = max(1, len(directions) * states[0].size * states.dtype.itemsize)
+    is_narrow = len(directions) <= FEW_DIRECTIONS
+    size = steps_held(each, len(states), states.shape[-1], is_narrow)
 
-    def some(chain: TracedChain, states: Array) -> Array:
+    def some(_: None, part: tuple[Array, Leaves]) -> tuple[None, Array]:
+        states, inputs = part
+        steps = dataclasses.replace(chain, inputs=inputs, length=len(states))
         # Without the barrier XLA fuses `pick` with the step, which it recomputes for every entry.
-        return pick(lax.optimization_barrier(_derivatives(chain, states, directions)))
+        return None, pick(lax.optimization_barrier(_derivatives(steps, states, directions)))
 
-    if size >= length:
-        return some(chain, states)
-    # The last chunk begins where it is as long as the others.
-    starts = np.minimum(np.arange(0, length, size), length - size).astype(np.int32)
-    kept = lax.map(
-        lambda start: some(
-            chain.window(start, size), lax.dynamic_slice_in_dim(states, start, size)
-        ),
-        starts,
-    )
-    joined = kept.reshape((-1, *kept.shape[2:]))
-    new = length - size * (len(starts) - 1)  # steps of the last chunk that are in no other
-    return joined if new == size else jnp.concatenate([joined[: length - new], joined[-new:]])
-
-
-def _steps_at_once(states: Array, directions: int) -> int:
-    """The number of steps whose derivatives in all directions are held at once.
-
-    At least w, so that products with weights that all steps share, which are computed once for each
-    chunk, take no more time than the rest.
-    """
-    each = max(1, directions * states[0].size * states.dtype.itemsize)
-    return steps_held(each, len(states), states.shape[-1], directions <= FEW_DIRECTIONS)
+    length = len(states)
+    size = even_chunk(length, min(size, length))
+    return scan_in_chunks(some, None, (states, chain.inputs), length=length, size=size)[1]
 
 
 def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Array) -> Array:

@@ -10,9 +10,9 @@ On a GPU a sum over the columns is part of the kernel of what follows. A product
 vectors by a kernel of its own (jax 0.10.2).
 """
 
-import enum
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -27,23 +27,19 @@ FEW_NUMBERS = 4095
 FEW_STEPS = 4  # chains up to this length are solved step by step on all devices
 
 
-class Use(enum.Enum):
-    """What becomes of a product of matrices and vectors."""
-
-    DERIVATIVE = enum.auto()  # it may be differentiated
-    RESIDUAL = enum.auto()  # of all steps, read once: without a copy of the matrices
-    SUMMAND = enum.auto()  # of all steps, a term of what follows
-    STEP = enum.auto()  # of one step, in a loop
+Use = Literal["derivative", "residual", "summand", "step"]
+"""What becomes of a product: it may be differentiated; or it is one of all steps that is read once,
+without a copy of the matrices; or a term of what follows; or that of one step, in a loop."""
 
 
-def matvec(matrix: Array, y: Array, use: Use = Use.DERIVATIVE) -> Array:
+def matvec(matrix: Array, y: Array, use: Use = "derivative") -> Array:
     """``A y`` for all matrices ``[.., w, w]`` and vectors ``[.., w]``."""
     is_narrow = matrix.shape[-1] <= target().widest
-    if use is Use.SUMMAND and target().waits and is_narrow:
+    if use == "summand" and target().waits and is_narrow:
         return _combination(jnp.moveaxis(matrix, -1, 0), y)
-    if use is Use.RESIDUAL or matrix.size <= FEW_NUMBERS:
+    if use == "residual" or matrix.size <= FEW_NUMBERS:
         return (matrix * y[..., None, :]).sum(-1)
-    if use is Use.STEP and is_narrow:
+    if use == "step" and is_narrow:
         # For loops alone: its derivative takes twice as long as that of the einsum (jax 0.10.2, 2
         # cores), because it rebuilds the blocks column by column.
         return _combination([matrix[..., k] for k in range(matrix.shape[-1])], y)

@@ -107,9 +107,9 @@ class Criterion(ABC):
     atol: float | Array
     eps: tuple[tuple[int, float], ...]
 
-    FALLS: ClassVar[float]  # what is smaller by this factor has fallen
-    PATIENCE: ClassVar[int]  # iterations without, after which a small residual is rounding
-    OF_STATE: ClassVar[bool]  # whether small is relative to the state, or to the entry
+    FALLS: ClassVar[float] = 0.5  # what is smaller by this factor has fallen
+    PATIENCE: ClassVar[int] = 1  # iterations without, after which a small residual is rounding
+    OF_STATE: ClassVar[bool] = True  # whether small is relative to the state, or to the entry
 
     def __call__(
         self, now: Evaluation, iterations: Array, last: Convergence, axis: ChainAxis = LOCAL
@@ -254,10 +254,6 @@ class NewtonCriterion(Criterion):
     """
 
     own_rounding: float = 0.0
-
-    FALLS = 0.5
-    PATIENCE = 1
-    OF_STATE = True
 
     def _remaining(
         self,

@@ -24,7 +24,7 @@ from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.loops import ITERATION, STEP, iterate, named
-from deeppcr.lower import Opening, Use, in_place, once_unless, opening
+from deeppcr.lower import Opening, in_place, once_unless, opening
 from deeppcr.newton import one_kernel
 from deeppcr.newton.convergence import ROUNDING, Criterion, Evaluation
 from deeppcr.newton.damping import SWEEPS, largest
@@ -216,7 +216,7 @@ class NewtonSolver:
         else:
             # The first step starts from a known state. An update in place would be a kernel of its
             # own on a GPU; on a TPU the iteration of a GRU would take 4 times as long (jax 0.10.2).
-            change = now.value - blocks.apply(origin, Use.SUMMAND)
+            change = now.value - blocks.apply(origin, "summand")
             states = self.solver.solve_unguarded(blocks, jnp.where(index == 0, now.value, change))
         # What overflows would spread to all later steps.
         states = jnp.where(jnp.isfinite(states), states, now.states)

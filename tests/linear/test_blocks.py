@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from deeppcr.linear.groups import Groups
-from deeppcr.lower import Use
 from tests.linear.loop import KINDS, compiled, full, problem
 
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -24,7 +23,7 @@ def test_products_are_those_of_the_full_matrices(kind, batch):
 
     def operations(blocks, other, y):
         one = jax.tree.map(lambda leaf: leaf[2], blocks)
-        return blocks.apply(y), one.apply(y[2], Use.STEP), blocks.compose(other), blocks.transpose()
+        return blocks.apply(y), one.apply(y[2], "step"), blocks.compose(other), blocks.transpose()
 
     applied, step, composed, transposed = compiled(operations)(blocks, other, y)
     np.testing.assert_allclose(applied, expected, rtol=1e-12, atol=1e-14)

@@ -119,7 +119,7 @@ KINDS = [
 )
 def test_blocks_are_parts_of_the_jacobian(monkeypatch, step, linearization, mask, at_once):
     monkeypatch.setattr("deeppcr.lower.chunks.AT_ONCE", at_once)
-    monkeypatch.setattr("deeppcr.lower.chunks.target", lambda: CPU._replace(cache=at_once))
+    monkeypatch.setattr("deeppcr.lower.targets.CPU", CPU._replace(cache=at_once))
     steps, vectors, right = of_pairs(step)
     (blocks,) = full(steps, vectors, linearization)
     proven = step in (elementwise, in_pairs, pairs_by_rows) and not isinstance(
