@@ -99,6 +99,9 @@ def depth_in(text):
 NAMED = ["./model_file.py:step", "inside/model_inside.py:step", "inside.model_inside:step"]
 
 
+# -- functions -------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("named", NAMED)
 def test_a_function_and_the_types_of_its_arguments(run, named, monkeypatch):
     monkeypatch.syspath_prepend("inside")
@@ -192,6 +195,9 @@ BAD = {
     "an unknown device": (["model_file.py:sines", "--device", "H300"], "H300"),
     "negative trips": (["model_file.py:sines", "--trip-counts", "-1"], "-1"),
 }
+
+
+# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("argv", "named"), BAD.values(), ids=BAD)

@@ -34,6 +34,9 @@ FULL = PLAIN.replace(
 )
 
 
+# -- the table -------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_device_has_a_source_and_sensible_figures(name):
     device = depth.devices[name]
@@ -49,6 +52,9 @@ def test_every_device_has_a_source_and_sensible_figures(name):
     assert 10e9 < device.memory < 200e9
     assert 0.5e12 < device.bandwidth < 10e12
     assert max(device.rate("bfloat16"), device.rate("float16")) > device.rate("float32")
+
+
+# -- figures that are not given --------------------------------------------------------------------
 
 
 def test_the_rate_of_a_dtype_is_its_own_or_the_nearest():
@@ -90,6 +96,9 @@ BAD = {
     "one rate not a number": ("rates", {"float32": math.nan}),
     "bandwidth by dtype": ("bandwidth", {"float32": 1.0}),
 }
+
+
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("figure", "value"), BAD.values(), ids=BAD)

@@ -49,6 +49,9 @@ def check(*jaxprs, trips=None):
 SCANS = {"short": (0, {}), "long": (1000, {"longest": 40}), "nested": (2000, {"nesting": 2})}
 
 
+# -- scans -----------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("seed", range(7))
 @pytest.mark.parametrize("kind", SCANS)
 def test_a_scan_is_its_unrolled_program(kind, seed):
@@ -162,6 +165,9 @@ def random_while(seed):
     ], trips
 
 
+# -- while loops -----------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_while_loop_is_one_branch_after_another(seed):
     jaxprs, trips = random_while(seed)
@@ -243,6 +249,9 @@ def test_loops_in_loops_in_branches_without_numbers_of_turns_are_a_lower_bound(s
 def on_arguments_at_once(seed, **options):
     program = random_program(seed, kept=True, **options)
     return replace(program, depths=[0] * len(program.depths))
+
+
+# -- work and traffic ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nesting", [0, 2])

@@ -100,6 +100,9 @@ def both(solver, blocks, b, g):
     )
 
 
+# -- what is random --------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("solver", "kind"),
     [
@@ -159,12 +162,18 @@ ADJOINTS = {
 }
 
 
+# -- derivatives -----------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", ADJOINTS)
 def test_gradients_are_those_of_the_sequential_program(name):
     right = derivatives(lax.scan)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(right))
     scan = partial(deeppcr.scan, method="sequential", adjoint=ADJOINTS[name])
     assert_agree(derivatives(scan), right, 1e-5)
+
+
+# -- what it costs ---------------------------------------------------------------------------------
 
 
 @solvers

@@ -45,6 +45,9 @@ def found_by(*arguments, **options):
     return deeppcr.plan(*arguments, **options).found
 
 
+# -- what was found --------------------------------------------------------------------------------
+
+
 def test_structures():
     found = found_by(Chain(lambda z, x: 0.5 * jnp.tanh(z) + x, XS), SHAPE, method="newton")
     assert found["chain"] == "100 steps, a state of 8 entries"
@@ -100,6 +103,9 @@ def test_a_sequential_plan_says_no_more_of_newtons_method_than_that_it_is_not_tr
     (line,) = (line for line in plan.splitlines() if "newton" in line.lower())
     assert line.endswith("not tried: cannot win here")
     assert deeppcr.plan(DENSE, SHAPE, iterations=3).newton.iterations == 3
+
+
+# -- what it takes ---------------------------------------------------------------------------------
 
 
 def test_what_is_planned_gives_the_values_and_gradients_of_the_sequential_program():
@@ -161,6 +167,9 @@ def test_layers_are_planned_as_their_longest_chain():
     assert_agree(*jax.jit(lambda x: [ours(x), loop(x)])(x))
     flat = found_by(layers[:4], jnp.zeros((2, 3)), batch_ndim=0)
     assert flat["chain"] == "4 steps, a state of 6 entries"
+
+
+# -- what it predicts ------------------------------------------------------------------------------
 
 
 def test_the_device_decides():
@@ -271,6 +280,9 @@ def test_what_is_printed():
             assert all(math.isfinite(each.seconds) for each in candidates)
 
 
+# -- how many iterations ---------------------------------------------------------------------------
+
+
 def test_more_iterations_never_promise_more():
     found = [plan_like(64, 1024, iterations=n, device="TPU v5e") for n in (np.int64(1), 10**6)]
     assert [plan.newton.iterations for plan in found] == [1, 10**6]
@@ -349,6 +361,9 @@ def test_blocks_that_are_not_exact_are_tried_as_such():
     assert diagonal > 3 * exact
 
 
+# -- bad input -------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -378,6 +393,9 @@ def test_blocks_that_are_not_exact_are_tried_as_such():
 def test_bad_input(arguments, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         deeppcr.plan(*arguments, **options)
+
+
+# -- tune ------------------------------------------------------------------------------------------
 
 
 def test_tune_times_what_is_sensible_and_returns_a_pair(capsys):

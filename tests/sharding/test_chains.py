@@ -150,6 +150,9 @@ def looped(f):
     return jax.vmap(descend, in_axes=(0, None, None))
 
 
+# -- transformations -------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(("transform", "z0"), [(hessian_times, Z0), (looped, BATCH)])
 def test_transformations(transform, z0):
     scans = partial(deeppcr.scan, method=Newton(linear=BY)), jax.lax.scan
@@ -184,6 +187,9 @@ def both(chain, z0, **options):
     """On several devices, and on one."""
     there = deeppcr.sharding.shard(chain, mesh())
     return solved(there, z0, **options), solved(chain, z0, **options)
+
+
+# -- what Newton's method says ---------------------------------------------------------------------
 
 
 def test_what_is_recorded():

@@ -172,6 +172,9 @@ def mapped(scan, collective, how, **options):
     return run(partial(transformed, how, f), STATES, INPUTS, WEIGHT)
 
 
+# -- collectives -----------------------------------------------------------------------------------
+
+
 def test_collectives_under_vmap():
     want = mapped(lax.scan, every(PARALLEL), "grad")
     assert_agree(mapped(deeppcr.scan, every(PARALLEL), "grad", method="newton"), want)
@@ -224,6 +227,9 @@ def naming(name, on, weight):
         "constraint": lambda z, x: jnp.tanh(lax.with_sharding_constraint(z @ weight + x, spec(None))),
     }  # fmt: skip
     return lambda z, x: (steps[name](z, x), z)
+
+
+# -- meshes with `Explicit` axes -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

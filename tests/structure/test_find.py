@@ -36,6 +36,9 @@ def swapped(z):
     return jnp.concatenate([z[1:2], z[:1], z[2:]])
 
 
+# -- what it says ----------------------------------------------------------------------------------
+
+
 def test_it_says_what_joins_entries_and_where():
     assert str(structure_of(jnp.sin, Z)) == "elementwise: no entry of the state reaches another"
     found = f"dense: all 6 entries are one group, by dot_general ({line_of(dense)})"
@@ -44,6 +47,9 @@ def test_it_says_what_joins_entries_and_where():
     assert str(structure_of(in_pairs, Z)) == found
     assert structure_of(swapped, Z).mixed_by == "moving to other places"
     assert str(structure_of(jax.jit(dense), Z)) == str(structure_of(dense, Z))
+
+
+# -- what it keeps ---------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("_nothing_older")
@@ -72,6 +78,9 @@ def test_what_is_too_large_to_follow_is_joined():
         return jnp.sin(jnp.broadcast_to(z[:, None], (6, 1 << 40))).sum(1)
 
     assert structure_of(step, Z).kind == "dense"
+
+
+# -- what it does not know -------------------------------------------------------------------------
 
 
 def test_a_rule_that_fails_is_as_good_as_none(monkeypatch):
@@ -180,6 +189,9 @@ OWN = {
 }
 
 
+# -- derivatives of their own ----------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_derivatives_of_their_own(name):
     step, groups = OWN[name]
@@ -189,6 +201,9 @@ def test_derivatives_of_their_own(name):
     (depends,) = differentiated([step], 6, jacobian)
     assert_sound(step, (6,), depends)
     assert_sound(step, (3, 2), depends, batch_ndim=1)
+
+
+# -- examples of a batch ---------------------------------------------------------------------------
 
 
 def test_two_batch_axes_are_told_apart():
