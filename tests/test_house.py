@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -175,6 +176,15 @@ def test_rooms_behind_doors_see_what_is_public() -> None:
             if isinstance(node, ast.ImportFrom) and node.module in public:
                 taken = {alias.name for alias in node.names}
                 assert taken <= public[node.module], named(path)
+
+
+def test_what_a_newcomer_reads_is_as_long_as_it_says() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## What a newcomer reads\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    ours = [row.split("|")[2] for row in section.splitlines() if row.startswith("| ")][1:]
+    for name, said in re.findall(r"`([\w/]+\.py)` (\d+)", " ".join(ours)):
+        lines = len((ROOT / "deeppcr" / name).read_text(encoding="utf-8").splitlines())
+        assert abs(lines - int(said)) <= 0.1 * lines, f"{name} has {lines} lines"
 
 
 def test_what_these_rules_name_exists() -> None:
