@@ -347,9 +347,9 @@ holder("jit pjit closed_call core_call checkpoint remat remat2", "call", inlines
 holder(
     """
     call composite compute_on custom_partitioning custom_vmap_call each eval_jaxpr fused_call
-    jaxpr_call join kernel_call linear_call linear_map loop one_function remat_opt
+    jaxpr_call kernel_call linear_call linear_map loop one_function remat_opt
     tangents
-    solve_chain split_alike stage xla_metadata_call
+    pieces solve_chain stage xla_metadata_call
     """,
     "call",
 )

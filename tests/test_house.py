@@ -39,6 +39,22 @@ BEHIND_DOORS: dict[str, set[str]] = {
 }
 DOORS = {"deeppcr", "deeppcr.extend"}
 
+# Statements, docstrings aside: of the core, which is all of deeppcr but the rooms behind doors and
+# those that stand behind one file each, and of deeppcr. A change that needs more says why.
+BESIDE_THE_CORE = {*BEHIND_DOORS, "__main__", "layers", "planning"} | {"lower/cpu", "lower/gpu"}
+MOST_STATEMENTS = {"core": 7600, "deeppcr": 12630}
+
+# Those that deeppcr adds to jax: a program is one equation to jax, and each platform lowers it.
+PRIMITIVES = {
+    *("each", "kernel_call", "linear_map", "loop"),
+    *("one_function", "pieces", "solve_chain", "tangents"),
+}
+
+# Who asks for which platforms a program is traced: what lowers it, the rule, and the tools that
+# compare devices; and what keeps programs, by what they were traced for.
+ASKS = {"target", "platform", "platforms", "compiled_for"}
+MAY_ASK = {"lower", "choose", "planning", "__main__", "solving"}
+
 FILES = sorted(
     path
     for folder in (*PACKAGES, "tests")
@@ -176,6 +192,61 @@ def test_rooms_behind_doors_see_what_is_public() -> None:
             if isinstance(node, ast.ImportFrom) and node.module in public:
                 taken = {alias.name for alias in node.names}
                 assert taken <= public[node.module], named(path)
+
+
+def statements(path: Path) -> int:
+    nodes = [node for node in ast.walk(tree(path)) if isinstance(node, ast.stmt)]
+    return sum(1 for node in nodes if not is_docstring(node))
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
+
+
+def test_rooms_do_not_grow() -> None:
+    found = {"core": 0, "deeppcr": 0}
+    for path in SHIPPED:
+        name = module(path)
+        if not name.startswith("deeppcr"):
+            continue
+        count = statements(path)
+        found["deeppcr"] += count
+        is_beside = {room(name), "/".join(name.split(".")[1:3])} & BESIDE_THE_CORE
+        found["core"] += 0 if is_beside else count
+    for part, most in MOST_STATEMENTS.items():
+        assert 0.97 * most < found[part] <= most, f"{part} has {found[part]} statements"
+
+
+def test_primitives_are_few() -> None:
+    program = """
+import importlib, pkgutil, sys
+import jax.extend, deeppcr
+for module in pkgutil.walk_packages(deeppcr.__path__, "deeppcr."):
+    if "__main__" not in module.name:
+        importlib.import_module(module.name)
+kind = jax.extend.core.Primitive
+ours = [vars(module) for name, module in sys.modules.items() if name.startswith("deeppcr")]
+values = [value for names in ours for value in names.values() if isinstance(value, kind)]
+print(*sorted({x.name for x in values if type(x).__module__.startswith("deeppcr")}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert set(done.stdout.split()) == PRIMITIVES, done.stderr
+
+
+def test_only_what_lowers_a_program_asks_for_its_platform() -> None:
+    for path in SHIPPED:
+        name = module(path)
+        if name.startswith("deeppcr.") and room(name) not in MAY_ASK:
+            taken = {
+                alias.name
+                for node in ast.walk(tree(path))
+                if isinstance(node, ast.ImportFrom) and node.module
+                for alias in node.names
+                if node.module.startswith(("deeppcr.lower", "depth.platforms"))
+            }
+            assert not taken & ASKS, named(path)
 
 
 def test_what_a_newcomer_reads_is_as_long_as_it_says() -> None:

@@ -9,7 +9,7 @@ the results of a branch that XLA cannot evaluate: then all slices of one size ar
 
 # jax 0.10.2, 2 cores: 64 layers of 6 arrays, 0.4 s of compiling instead of 7.3 s.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
 from deeppcr.programs.calls import Call, is_jit_disabled
@@ -35,13 +34,13 @@ def stack(rows: Sequence[Any]) -> Array:
 
 def join(pieces: Sequence[Any]) -> Array:
     """`jnp.concatenate` on axis 0, of pieces ``[n, ...]`` of one dtype."""
-    (joined,) = _bind(join_p, pieces, tuple(map(len, pieces)))
+    (joined,) = _bind(pieces, tuple(map(len, pieces)), joins=True)
     return joined
 
 
 def split(array: Any, sizes: Sequence[int]) -> list[Array]:
     """`jax.lax.split` on axis 0."""
-    return _bind(split_p, [array], tuple(sizes))
+    return _bind([array], tuple(sizes), joins=False)
 
 
 @partial(jax.jit, static_argnames="sizes")
@@ -67,50 +66,58 @@ def _split_alike(array: Any, sizes: Sizes) -> list[Array]:
     ]
 
 
-def _bind(primitive: Primitive, operands: Sequence[Any], sizes: Sizes) -> list[Array]:
-    """The primitive, with the program that it stands for, by which others read it."""
-    program = _join if primitive is join_p else _split
+def _bind(operands: Sequence[Any], sizes: Sizes, joins: bool) -> list[Array]:
+    """The equation, with the program that it stands for, by which others read it."""
+    program = _join if joins else _split
     jaxpr = program.trace(*operands, sizes=sizes).jaxpr
-    results: list[Array] = primitive.bind(*operands, sizes=sizes, call_jaxpr=jaxpr)
+    results: list[Array] = pieces_p.bind(*operands, sizes=sizes, joins=joins, call_jaxpr=jaxpr)
     return results
 
 
+_run = jax.jit(_bind, static_argnums=(1, 2))
+
+
 class _Pieces(Call):
-    """See `Call`; ``fast`` runs on a CPU. The one primitive is the transpose of the other."""
+    """See `Call`: joins pieces, or cuts them out again; the one is the transpose of the other.
 
-    def __init__(self, name: str, fast: Callable[..., Any]) -> None:
-        super().__init__(name)
-        mlir.register_lowering(
-            self, mlir.lower_fun(lambda *x, sizes, **_: fast(*x, sizes=sizes), True), "cpu"
-        )
-        run = jax.jit(lambda operands, sizes: _bind(self, operands, sizes), static_argnums=1)
+    Parameters are the ``sizes`` of the pieces, and whether it ``joins`` them.
+    """
 
-        def eagerly(*operands: Any, sizes: Sizes, call_jaxpr: Any) -> list[Array]:
-            if is_jit_disabled():  # `run` would call this
-                return self.run(*operands, call_jaxpr=call_jaxpr)
-            results: list[Array] = run(operands, sizes)
-            return results
+    def __init__(self) -> None:
+        super().__init__("pieces")
+        self.def_impl(self._eagerly)
+        mlir.register_lowering(self, mlir.lower_fun(self._on_a_cpu, multiple_results=True), "cpu")
 
-        self.def_impl(eagerly)
+    def _on_a_cpu(self, *operands: Any, sizes: Sizes, joins: bool, **_: Any) -> list[Array]:
+        if joins:
+            joined: list[Array] = _join(*operands, sizes=sizes)
+            return joined
+        return _split_alike(operands[0], sizes)
+
+    def _eagerly(self, *operands: Any, sizes: Sizes, joins: bool, call_jaxpr: Any) -> list[Array]:
+        if is_jit_disabled():  # `_run` would call this
+            return self.run(*operands, call_jaxpr=call_jaxpr)
+        results: list[Array] = _run(list(operands), sizes, joins)
+        return results
 
     def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
-        sizes = params["sizes"]
-        values = _bind(self, primals, sizes)
+        sizes, joins = params["sizes"], params["joins"]
+        values = _bind(primals, sizes, joins)
         if all(isinstance(t, ad.Zero) for t in tangents):
             return values, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in values]
-        return values, _bind(self, list(map(ad.instantiate_zeros, tangents)), sizes)
+        return values, _bind(list(map(ad.instantiate_zeros, tangents)), sizes, joins)
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
         """See `Call`; the examples are on axis 1: axis 0 is that of the pieces."""
-        examples_second = jax.vmap(lambda *each: each, axes, 1, **names)(*operands)
-        results = _bind(self, examples_second, params["sizes"])
+        moved = jax.vmap(lambda *each: each, axes, 1, **names)(*operands)
+        results = _bind(moved, params["sizes"], params["joins"])
         return results, [1] * len(results)
 
     def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
-        inverse = split_p if self is join_p else join_p
-        results = _bind(inverse, list(map(ad.instantiate_zeros, cotangents)), params["sizes"])
-        pairs = zip(results, operands, strict=True)
+        cotangents = list(map(ad.instantiate_zeros, cotangents))
+        pulled = _bind(cotangents, params["sizes"], not params["joins"])
+        pairs = zip(pulled, operands, strict=True)
         return [x if ad.is_undefined_primal(operand) else None for x, operand in pairs]
 
 
-join_p, split_p = _Pieces("join", _join), _Pieces("split_alike", _split_alike)
+pieces_p = _Pieces()
