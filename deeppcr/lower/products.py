@@ -110,6 +110,9 @@ def is_real_product(equation: Any) -> bool:
 def as_sum(equation: Any, left: Array, right: Array) -> Array:
     """A product term by term, each of slices of the operands."""
     (left_in, right_in), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    if not left_in:  # an outer product is one term
+        left_in, right_in = (left.ndim,), (right.ndim,)
+        left, right = left[..., None], right[..., None]
     left_free = _others(left, left_in, left_batch)
     right_free = _others(right, right_in, right_batch)
     working, batch = float32_or_better(left.dtype, right.dtype), len(left_batch)
@@ -145,9 +148,8 @@ def as_sum_in_loop(equation: Any, left: Array, right: Array) -> Array:
     a, b = a.astype(working), b.astype(working)
     if is_small(Sizes.of(equation), TERMS_IN_LOOP):
         at = partial(lax.index_in_dim, axis=axis, keepdims=False)
-        total = at(a, 0) * at(b, 0)
-        for k in range(1, terms):
-            total = total + at(a, k) * at(b, k)
+        first, *others = [at(a, k) * at(b, k) for k in range(terms)]
+        total = sum(others, first)
     else:
         total = (a * b).sum(axis)
     return total.astype(equation.outvars[0].aval.dtype)
