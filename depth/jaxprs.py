@@ -54,6 +54,10 @@ class Program(NamedTuple):
         jaxpr = without_constants(closed)
         return cls(list(jaxpr.constvars), list(jaxpr.invars), list(jaxpr.eqns), list(jaxpr.outvars))
 
+    def known(self, values: Sequence[Any]) -> dict[Any, Any]:
+        """The values of its constants and of its inputs, in this order, by variable."""
+        return dict(zip([*self.constvars, *self.invars], values, strict=True))
+
 
 class HoldsProgram(ABC):
     """A parameter with a ``program`` that the equation stands for, besides the one that it runs.
@@ -153,6 +157,12 @@ def _unknown(atoms: Sequence[Any], known: Collection[Any]) -> Iterator[Any]:
     return filterfalse(known.__contains__, filterfalse(is_literal, atoms))
 
 
+def read_by(equations: Sequence[Any], results: Sequence[Any] = ()) -> dict[Any, None]:
+    """The variables that equations read, and then those among ``results``; each once, in order."""
+    atoms = [*(x for each in equations for x in each.invars), *results]
+    return dict.fromkeys(filterfalse(is_literal, atoms))
+
+
 def live_equations(jaxpr: Any) -> list[Any]:
     """The equations that a result depends on, or that have an effect."""
     return needed(jaxpr, (), jaxpr.outvars)
@@ -178,6 +188,7 @@ def interpret(
     wanted: Sequence[Any],
     rule: Rule,
     literal: Callable[[Any], Any] = lambda atom: atom.val,
+    equations: Sequence[Any] | None = None,
 ) -> list[Any]:
     """The values of ``wanted``, given those of the variables in ``known``.
 
@@ -187,24 +198,20 @@ def interpret(
     Args:
         rule: ``(equation, operands) -> results``.
         literal: the value of an operand that is written into the equation.
+        equations: those to follow, if they are known; else those that are `needed`.
     """
     values = dict(known)
-
-    def read(atom: Any) -> Any:
-        return literal(atom) if is_literal(atom) else values[atom]
-
-    for equation in needed(jaxpr, known, wanted):
-        results = rule(equation, list(map(read, equation.invars)))
-        for variable, value in zip(equation.outvars, results, strict=True):
+    for equation in needed(jaxpr, known, wanted) if equations is None else equations:
+        operands = [literal(x) if hasattr(x, "val") else values[x] for x in equation.invars]
+        for variable, value in zip(equation.outvars, rule(equation, operands), strict=True):
             values.setdefault(variable, value)
-    return list(map(read, wanted))
+    return [literal(x) if hasattr(x, "val") else values[x] for x in wanted]
 
 
 def entered(closed: Any, operands: Sequence[Any]) -> tuple[Program, dict[Any, Any]]:
     """A closed program, and its known variables when called with ``operands``."""
     program = Program.of(closed)
-    values = [*getattr(closed, "consts", ()), *operands]
-    return program, dict(zip([*program.constvars, *program.invars], values, strict=True))
+    return program, program.known([*getattr(closed, "consts", ()), *operands])
 
 
 def run(closed: Any, operands: Sequence[Any], rule: Rule) -> list[Any]:

@@ -29,60 +29,61 @@ class _NotAffine(Exception):
     """A failed proof."""
 
 
-def _follow(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
+def _follow(closed: Any, inputs: Sequence[bool]) -> list[bool]:
     """Which results of a program depend on the state, from which inputs do."""
-    known = dict.fromkeys(jaxpr.constvars, False) | dict(zip(jaxpr.invars, inputs, strict=True))
-    return interpret(jaxpr, known, jaxpr.outvars, _results, lambda _: False)
+    jaxpr = without_constants(closed)
+    depends = dict.fromkeys(jaxpr.constvars, False) | dict(zip(jaxpr.invars, inputs, strict=True))
+    return interpret(jaxpr, depends, jaxpr.outvars, _results, lambda _: False)
 
 
 def _results(equation: Any, operands: list[bool]) -> list[bool]:
+    """Which results of an equation depend on the state, from which operands do."""
     if not any(operands):
         return [False] * len(equation.outvars)
-    known = primitive(equation)
-    if known.kind == "derivative rule" or equation.primitive.name == "stop_gradient":
+    name, params = equation.primitive.name, equation.params
+    if primitive(equation).kind == "derivative rule" or name == "stop_gradient":
         raise _NotAffine
-    found = _of_a_program(equation, operands)
-    if found is not None:
-        return found
+    inner = None if name == "linear_map" else called(equation)
+    if inner is not None:
+        return _follow(inner, operands)
+    if name == "cond" and not operands[0]:
+        branches = [_follow(each, operands[1:]) for each in params["branches"]]
+        return list(map(any, zip(*branches, strict=True)))
+    if name == "scan":
+        return _of_a_loop(equation, operands)
+    if not _is_linear(equation, operands):
+        raise _NotAffine
+    return [True] * len(equation.outvars)
+
+
+def _of_a_loop(equation: Any, operands: list[bool]) -> list[bool]:
+    """The same of a loop: trips are followed until no more of the carry depends on the state."""
+    constants, carry, _ = scan_parts(equation)
+    end = constants + carry
+    state = operands[constants:end]
+    while True:
+        trip = [*operands[:constants], *state, *operands[end:]]
+        results = _follow(equation.params["jaxpr"], trip)
+        after = [a or b for a, b in zip(state, results, strict=False)]
+        if after == state:
+            return [*state, *results[carry:]]
+        state = after
+
+
+def _is_linear(equation: Any, operands: list[bool]) -> bool:
+    """Whether an equation is linear in the operands that depend on the state, all together."""
+    name, params = equation.primitive.name, equation.params
+    if name == "linear_map":
+        return not any(operands[: params["role"].known])
+    if name == "custom_linear_solve":
+        return not any(operands[: sum(params["const_lengths"])])
+    if not all(jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in equation.outvars):
+        return False
     is_alone = sum(operands) == 1
-    is_linear = {
+    by_name = {
         "jointly": True,
         "each": is_alone,
         "first": is_alone and operands[0],
         "last": is_alone and operands[-1],
     }
-    floating = (jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in equation.outvars)
-    if not is_linear.get(known.linear, False) or not all(floating):
-        raise _NotAffine
-    return [True] * len(equation.outvars)
-
-
-def _of_a_program(equation: Any, operands: list[bool]) -> list[bool] | None:
-    """The results of an equation with inner programs; None for any other."""
-    if equation.primitive.name == "linear_map":
-        of_matrix = operands[: equation.params["role"].known]
-        return None if any(of_matrix) else [True] * len(equation.outvars)
-    inner = called(equation)
-    if inner is not None:
-        return _follow(without_constants(inner), operands)
-    if equation.primitive.name == "cond":
-        which, *rest = operands
-        if which:
-            raise _NotAffine
-        branches = [_follow(without_constants(each), rest) for each in equation.params["branches"]]
-        return list(map(any, zip(*branches, strict=True)))
-    if equation.primitive.name == "scan":
-        constants, carry, _ = scan_parts(equation)
-        body = without_constants(equation.params["jaxpr"])
-        end = constants + carry
-        state = operands[constants:end]
-        while True:  # until no more of the carry depends on the state
-            found = _follow(body, [*operands[:constants], *state, *operands[end:]])
-            after = [a or b for a, b in zip(state, found, strict=False)]
-            if after == state:
-                return [*state, *found[carry:]]
-            state = after
-    if equation.primitive.name == "custom_linear_solve":
-        of_matrix = operands[: sum(equation.params["const_lengths"])]
-        return None if any(of_matrix) else [True] * len(equation.outvars)
-    return None
+    return by_name.get(primitive(equation).linear, False)

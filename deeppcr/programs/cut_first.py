@@ -18,14 +18,20 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, filterfalse
 from typing import Any, NamedTuple, Self
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.arrays.avals import abstract
-from deeppcr.programs.retrace import with_literals
+from deeppcr.programs.retrace import retraced, with_literals
 from depth.counts import size
-from depth.jaxprs import Program, Replacement, bind, called, entered, is_literal, needed
+from depth.jaxprs import (
+    Program,
+    Replacement,
+    bind,
+    called,
+    entered,
+    is_literal,
+    needed,
+)
 from depth.primitives import primitive
 
 CUTS = frozenset({"slice", "split"})
@@ -52,13 +58,14 @@ class Slices(NamedTuple):
     def of(cls, equation: Any) -> Self:
         """The slices that an equation computes."""
         shape, params = equation.invars[0].aval.shape, equation.params
-        if equation.primitive.name == "slice":
-            starts, ends = map(tuple, (params["start_indices"], params["limit_indices"]))
-            return cls(shape, ((starts, ends, tuple(params["strides"] or [1] * len(shape))),))
-        return cls.parting(shape, params["sizes"], params["axis"])
+        if equation.primitive.name == "split":
+            return cls.from_split(shape, params["sizes"], params["axis"])
+        strides = tuple(params["strides"] or [1] * len(shape))
+        bounds = tuple(params["start_indices"]), tuple(params["limit_indices"]), strides
+        return cls(shape, (bounds,))
 
     @classmethod
-    def parting(cls, shape: Shape, sizes: Sequence[int], axis: int) -> Self:
+    def from_split(cls, shape: Shape, sizes: Sequence[int], axis: int) -> Self:
         """Those of `jax.lax.split`."""
         bounds = []
         for end, length in zip(accumulate(sizes), sizes, strict=True):
@@ -67,22 +74,19 @@ class Slices(NamedTuple):
             bounds.append((tuple(first), tuple(last), (1,) * len(shape)))
         return cls(shape, tuple(bounds), (tuple(map(int, sizes)), axis))
 
-    def cut(self, value: Any, replace: Replacement | None) -> list[Any]:
+    def cut(self, value: Any) -> list[Any]:
         """The slices of ``value``, a scalar or an array with broadcast axes of size 1."""
         if isinstance(value, SlicedOnly):
-            if self not in value.slices:
-                value.slices[self] = value.computed(self, replace)
-            return value.slices[self]
+            return value.cut(self)
         if jnp.ndim(value) != len(self.shape):
             return [value] * len(self.bounds)
-        same = list(map(operator.ne, jnp.shape(value), self.shape))
+        is_whole = list(map(operator.eq, jnp.shape(value), self.shape))
         if self.split is not None:
             sizes, axis = self.split
-            return [value] * len(sizes) if same[axis] else list(lax.split(value, sizes, axis))
-        (bounds,) = self.bounds
-        found = zip(same, *bounds, strict=True)
-        limits = zip(*((0, 1, 1) if one else each for one, *each in found), strict=True)
-        return [lax.slice(value, *limits)]
+            return list(lax.split(value, sizes, axis)) if is_whole[axis] else [value] * len(sizes)
+        by_axis = zip(is_whole, *self.bounds[0], strict=True)
+        limits = [bounds if whole else (0, 1, 1) for whole, *bounds in by_axis]
+        return [lax.slice(value, *zip(*limits, strict=True))]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,12 +95,16 @@ class SlicedOnly:
 
     equation: Any
     operands: list[Any]
+    replace: Replacement | None
     slices: dict[Slices, list[Any]] = dataclasses.field(default_factory=dict)
 
-    def computed(self, slices: Slices, replace: Replacement | None) -> list[Any]:
+    def cut(self, slices: Slices) -> list[Any]:
         """Slices of the result, from slices of the operands."""
-        parts = zip(*(slices.cut(x, replace) for x in self.operands), strict=True)
-        return [bind(self.equation, list(part), replace)[0] for part in parts]
+        if slices not in self.slices:
+            parts = zip(*map(slices.cut, self.operands), strict=True)
+            results = [bind(self.equation, list(part), self.replace) for part in parts]
+            self.slices[slices] = [result for (result,) in results]
+        return self.slices[slices]
 
 
 class Order(NamedTuple):
@@ -105,12 +113,12 @@ class Order(NamedTuple):
     Attributes:
         equations: in order.
         only_cut: the results of which only slices are computed.
-        splits: of the variables that their slices make up, these, and the variables of each.
+        splits: the variables that their slices make up, and these.
     """
 
     equations: list[Any]
     only_cut: set[Any]
-    splits: dict[Any, tuple[Slices, list[list[Any]]]]
+    splits: dict[Any, Slices]
 
     @classmethod
     def of(cls, jaxpr: Any, known: Collection[Any], wanted: Sequence[Any]) -> Self:
@@ -134,23 +142,21 @@ def evaluate(
     ``replace(equation, operands)`` may compute the results of an equation itself, or return None.
     ``order``: None if it has not been computed yet.
     """
-    equations, only_cut, splits = order or Order.of(jaxpr, known, wanted)
-    values = dict(known)
-    # Like `interpret`, with three functions fewer between a solve and the user's own step.
-    for equation in equations:
-        operands = []
-        for x in equation.invars:
-            operands.append(x.val if hasattr(x, "val") else values[x])
-        if equation.outvars and only_cut.issuperset(equation.outvars):
-            results: list[Any] = [SlicedOnly(equation, operands)]
-        elif equation.primitive.name == "slice" and equation.invars[0] in splits:
-            if equation.outvars[0] not in values:
-                slices, variables = splits[equation.invars[0]]
-                for part, same in zip(slices.cut(operands[0], replace), variables, strict=True):
-                    values |= {variable: part for variable in same if variable not in values}
-            continue
+    order = order or Order.of(jaxpr, known, wanted)
+    values, pieces = dict(known), dict[Any, list[Any]]()  # of the variables that are split
+    # Like `interpret`, with two functions fewer between a solve and the user's own step.
+    for equation in order.equations:
+        operands = [x.val if hasattr(x, "val") else values[x] for x in equation.invars]
+        if equation.outvars and order.only_cut.issuperset(equation.outvars):
+            results: list[Any] = [SlicedOnly(equation, operands, replace)]
+        elif equation.primitive.name == "slice" and equation.invars[0] in order.splits:
+            whole = equation.invars[0]
+            split = order.splits[whole]
+            if whole not in pieces:
+                pieces[whole] = split.cut(operands[0])
+            results = [pieces[whole][split.bounds.index(*Slices.of(equation).bounds)]]
         elif operands and isinstance(operands[0], SlicedOnly):
-            results = Slices.of(equation).cut(operands[0], replace)
+            results = Slices.of(equation).cut(operands[0])
         else:
             results = bind(equation, operands, replace)
         for variable, value in zip(equation.outvars, results, strict=True):
@@ -164,34 +170,35 @@ def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = No
     return evaluate(program, known, program.outvars, replace)
 
 
+def opening(rules: bool = False, checkpoints: bool = False) -> Replacement:
+    """A ``replace`` for `evaluate`: it runs the programs of calls.
+
+    Those of functions with derivative rules, and of `jax.checkpoint`, only if asked for.
+    """
+
+    def replace(equation: Any, operands: list[Any]) -> list[Any] | None:
+        is_kept = not (rules or primitive(equation).inlines)
+        is_kept |= "prevent_cse" in equation.params and not checkpoints
+        inner = None if is_kept else called(equation)
+        if inner is None:
+            return None
+        program, known = entered(inner, operands)
+        return evaluate(program, known, program.outvars, replace)
+
+    return replace
+
+
 def opened(program: Program, with_checkpoints: bool = False) -> Program:
     """The program with its calls opened, and with slices first.
 
     Those of functions with derivative rules stay, and of `jax.checkpoint` unless asked for.
     """
-    variables = [*program.constvars, *program.invars]
+    replace = opening(checkpoints=with_checkpoints)
 
-    def run(*leaves: Any) -> list[Any]:
-        known = dict(zip(variables, leaves, strict=True))
-        rule = _all_opened if with_checkpoints else _opened
-        return evaluate(program, known, program.outvars, rule)
+    def run(values: list[Any]) -> list[Any]:
+        return evaluate(program, program.known(values), program.outvars, replace)
 
-    closed = jax.make_jaxpr(run)(*(abstract(x.aval) for x in variables))
-    new, count = Program.of(closed), len(program.constvars)
-    new = new._replace(constvars=[*new.invars[:count], *new.constvars], invars=new.invars[count:])
-    return with_literals(new, list(getattr(closed, "consts", ())))
-
-
-def _opened(equation: Any, operands: list[Any]) -> list[Any] | None:
-    if "prevent_cse" in equation.params or not primitive(equation).inlines:
-        return None  # the first is of `jax.checkpoint` alone
-    inner = called(equation)
-    return None if inner is None else apply(inner, operands, _opened)
-
-
-def _all_opened(equation: Any, operands: list[Any]) -> list[Any] | None:
-    inner = called(equation) if primitive(equation).inlines else None
-    return None if inner is None else apply(inner, operands, _all_opened)
+    return with_literals(*retraced(program, run))
 
 
 def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
@@ -219,25 +226,24 @@ def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
     return found
 
 
-def _splits(equations: Sequence[Any]) -> dict[Any, tuple[Slices, list[list[Any]]]]:
-    """The variables that their slices make up, one after another along an axis.
+def _splits(equations: Sequence[Any]) -> dict[Any, Slices]:
+    """The variables that their slices make up, one after another along an axis, and these.
 
     The transpose of `jax.lax.split` is a concatenation, that of slices a sum of arrays with zeros.
     """
-    slices: dict[Any, dict[Any, list[Any]]] = {}
+    slices: dict[Any, set[Bounds]] = {}
     for equation in equations:
         if equation.primitive.name == "slice" and not is_literal(equation.invars[0]):
-            parts = slices.setdefault(equation.invars[0], {})
-            parts.setdefault(Slices.of(equation).bounds[0], []).append(equation.outvars[0])
-    found = {}
+            slices.setdefault(equation.invars[0], set()).update(Slices.of(equation).bounds)
+    splits = {}
     for whole, parts in slices.items():
         bounds, shape = sorted(parts), whole.aval.shape
         for axis in range(len(shape) if len(bounds) > 1 else 0):
             sizes = [ends[axis] - starts[axis] for starts, ends, _ in bounds]
-            split = Slices.parting(shape, sizes, axis)
+            split = Slices.from_split(shape, sizes, axis)
             if sum(sizes) == shape[axis] and split.bounds == tuple(bounds):
-                found[whole] = split, [parts[each] for each in bounds]
-    return found
+                splits[whole] = split
+    return splits
 
 
 def _is_less(equation: Any, cuts: Collection[Bounds]) -> bool:

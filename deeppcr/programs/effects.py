@@ -1,7 +1,7 @@
 """What keeps a step from being one of many side by side, or from having a derivative."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +17,10 @@ from depth.jaxprs import (
     called,
     equations,
     has_side_effects,
-    inside,
     interpret,
-    is_literal,
     is_reference,
     moved_by,
+    read_by,
     without_constants,
 )
 from depth.primitives import primitive
@@ -72,19 +71,8 @@ def why_forwards_only(jaxpr: Any) -> str:
     """
     if not any(map(_may_be_forwards_only, equations(jaxpr))):
         return ""
-    variables = [*jaxpr.constvars, *jaxpr.invars]
-    arguments, moves = [abstract(x.aval) for x in variables], floating(variables)
-
-    def gradient(arguments: list[Any]) -> Any:
-        def f(moving: list[Any]) -> list[Any]:
-            known = dict(zip(variables, combine(arguments, moves, moving), strict=True))
-            results = interpret(jaxpr, known, jaxpr.outvars, bind)
-            return partition(results, floating(results))
-
-        results, pull = jax.vjp(f, partition(arguments, moves))
-        return pull(results)
-
-    return _error_of(jaxpr, gradient, arguments)
+    moves = floating([*jaxpr.constvars, *jaxpr.invars])
+    return _error_of_derivative(jaxpr, jaxpr.outvars, moves, backwards=True)
 
 
 def why_not_differentiable(jaxpr: Any, states: int) -> str:
@@ -94,20 +82,9 @@ def why_not_differentiable(jaxpr: Any, states: int) -> str:
     """
     if all(map(_has_derivative, equations(jaxpr))):  # most often; to try it takes a trace
         return ""
-    variables = [*jaxpr.invars, *jaxpr.constvars]
-    shapes = [abstract(x.aval) for x in variables]
-
-    def derivative(state: list[Any], others: list[Any]) -> Any:
-        def f(state: list[Any]) -> list[Any]:
-            known = dict(zip(variables, [*state, *others], strict=True))
-            return interpret(jaxpr, known, jaxpr.outvars[:states], bind)
-
-        if not has_custom_vjp(jaxpr):
-            return jax.linearize(f, state)[0]
-        results, pull = jax.vjp(f, state)
-        return pull(results)
-
-    return _error_of(jaxpr, derivative, shapes[:states], shapes[states:])
+    state = jaxpr.invars[:states]
+    moves = [x in state for x in (*jaxpr.constvars, *jaxpr.invars)]
+    return _error_of_derivative(jaxpr, jaxpr.outvars[:states], moves, has_custom_vjp(jaxpr))
 
 
 def _has_derivative(equation: Any) -> bool:
@@ -122,10 +99,26 @@ def _has_derivative(equation: Any) -> bool:
     )
 
 
-def _error_of(jaxpr: Any, f: Callable[..., Any], *shapes: Any) -> str:
-    """The first line of the error that a function of a program raises; "" if it raises none."""
+def _error_of_derivative(
+    jaxpr: Any, wanted: Sequence[Any], moves: Sequence[bool], backwards: bool
+) -> str:
+    """The first line of the error that the derivative of a program raises; "" if it raises none.
+
+    Of ``wanted`` results with respect to the constants and inputs that move.
+    """
+
+    def derivative(values: list[Any]) -> Any:
+        def f(moving: list[Any]) -> list[Any]:
+            results = interpret(jaxpr, jaxpr.known(combine(values, moves, moving)), wanted, bind)
+            return partition(results, floating(results))
+
+        if not backwards:
+            return jax.linearize(f, partition(values, moves))[0]
+        results, pull = jax.vjp(f, partition(values, moves))
+        return pull(results)
+
     try:
-        jax.eval_shape(f, *shapes)
+        jax.eval_shape(derivative, [abstract(x.aval) for x in (*jaxpr.constvars, *jaxpr.invars)])
     except Exception as error:  # whatever a rule raises
         if any(each.primitive.name == CUSTOM_VMAP for each in equations(jaxpr)):
             return "a jax.custom_batching.custom_vmap has forward mode only."
@@ -214,9 +207,14 @@ def side_effects(closed: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(_acting, acting)))
 
 
+def has_references(equation: Any) -> bool:
+    """Whether an equation works on mutable arrays."""
+    return any(map(is_reference, (*equation.invars, *equation.outvars)))
+
+
 def _acting(equation: Any) -> str:
-    refers = any(map(is_reference, (*equation.invars, *equation.outvars)))
-    return "a mutable reference (jax.new_ref)" if refers else str(equation.primitive.name)
+    name = str(equation.primitive.name)
+    return "a mutable reference (jax.new_ref)" if has_references(equation) else name
 
 
 def is_of_threefry(equation: Any) -> bool:
@@ -231,13 +229,9 @@ def drawn_alone(jaxpr: Any) -> str:
     threefry, jax's default. Keys that are the same in all steps do no harm.
     """
     moved = moved_by(jaxpr, jaxpr.invars)
-    for equation in jaxpr.eqns:
-        if moved.intersection(x for x in equation.invars if not is_literal(x)):
-            within = [each for program in inside(equation) for each in equations(program)]
-            found = next(filter(_draws_alone, [equation, *within]), None)
-            if found is not None:
-                return str(found.invars[0].aval.dtype)
-    return ""
+    moving = [each for each in jaxpr.eqns if not moved.isdisjoint(read_by([each]))]
+    alone = filter(_draws_alone, equations(jaxpr._replace(eqns=moving)))
+    return next((str(each.invars[0].aval.dtype) for each in alone), "")
 
 
 def _draws_alone(equation: Any) -> bool:

@@ -8,6 +8,7 @@ steps, Jacobians and adjoints therefore compute every product of float32 or wide
 `jax.default_matmul_precision`. The sequential loop keeps the program of the user.
 """
 
+import operator
 from typing import Any
 
 import jax
@@ -32,12 +33,8 @@ def in_full_precision(program: Program) -> Program:
 
 def own_rounding(program: Program) -> float:
     """The unit roundoff of the products for which a user asked less than full precision; else 0."""
-    found = [
-        each.params["precision"]
-        for each in equations(program)
-        if each.primitive.name in PRODUCTS and all(map(_is_full, each.invars[:2]))
-    ]
-    return max(map(_roundoff, found), default=0.0)
+    products = [each for each in equations(program) if _is_of_full_operands(each)]
+    return max((_roundoff(each.params["precision"]) for each in products), default=0.0)
 
 
 def _roundoff(precision: Any) -> float:
@@ -53,7 +50,7 @@ class _Conversion:
     """The conversion of one program: each program inside it is converted once."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[Any, Any]] = {}
+        self._converted: dict[int, tuple[Any, Any]] = {}
 
     def equation(self, equation: Any) -> Any:
         """An equation; the same object if nothing changes."""
@@ -61,29 +58,27 @@ class _Conversion:
         if name in OWN_KERNELS:
             return equation
         if name in PRODUCTS:
-            if params["precision"] is not None or not all(map(_is_full, equation.invars[:2])):
-                return equation
-            return equation.replace(params={**params, "precision": HIGHEST})
+            is_left = params["precision"] is not None or not _is_of_full_operands(equation)
+            return equation if is_left else equation.replace(params=params | {"precision": HIGHEST})
         new = {
             key: value.converted(in_full_precision)
             if isinstance(value, HoldsProgram)
             else converted(value, self.program, self._rule)
             for key, value in params.items()
         }
-        is_same = all(new[key] is value for key, value in params.items())
+        is_same = all(map(operator.is_, new.values(), params.values()))
         return equation if is_same else equation.replace(params=new)
 
     def program(self, value: Any) -> Any:
         """A jaxpr, closed or not; the same object if nothing changes."""
-        if id(value) not in self._found:
-            inner = getattr(value, "jaxpr", value)
-            new = [self.equation(each) for each in inner.eqns]
-            changed = value
-            if any(a is not b for a, b in zip(new, inner.eqns, strict=True)):
-                changed = inner.replace(eqns=new)
-                changed = changed if inner is value else value.replace(jaxpr=changed)
-            self._found[id(value)] = value, changed  # with the key's own object, which has to live
-        return self._found[id(value)][1]
+        if id(value) not in self._converted:
+            inner, new = getattr(value, "jaxpr", value), value
+            eqns = [self.equation(each) for each in inner.eqns]
+            if not all(map(operator.is_, eqns, inner.eqns)):
+                new = inner.replace(eqns=eqns)
+                new = new if inner is value else value.replace(jaxpr=new)
+            self._converted[id(value)] = value, new  # with the key's own object, which has to live
+        return self._converted[id(value)][1]
 
     def _rule(self, rule: Any, *arguments: Any) -> Any:
         """What a derivative rule, a function of tracers, returns: values, or a program first."""
@@ -95,7 +90,9 @@ class _Conversion:
         return result
 
 
-def _is_full(atom: Any) -> bool:
-    """Whether an operand is of float32 or a wider dtype, complex ones included."""
-    dtype = atom.aval.dtype
-    return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 32
+def _is_of_full_operands(equation: Any) -> bool:
+    """Whether it is a product of operands of float32 or a wider dtype, complex ones included."""
+    if equation.primitive.name not in PRODUCTS:
+        return False
+    dtypes = [atom.aval.dtype for atom in equation.invars[:2]]
+    return all(jnp.issubdtype(x, jnp.inexact) and jnp.finfo(x).bits >= 32 for x in dtypes)

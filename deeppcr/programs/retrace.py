@@ -27,10 +27,27 @@ SHARDINGS = ("sharding", "out_sharding")
 NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
+def retraced(
+    program: Program,
+    run: Callable[[list[Any]], list[Any]],
+    type_of: Callable[[Any], Any] = abstract,
+) -> tuple[Program, list[Any]]:
+    """The program of ``run``, a function of what ``program`` takes: constants, then inputs.
+
+    Its ``constvars`` are those of ``program`` and then the arrays that ``run`` closes over, which
+    are returned, too. ``type_of``: the type of an argument, from that of the variable.
+    """
+    variables, count = [*program.constvars, *program.invars], len(program.constvars)
+    closed = jax.make_jaxpr(run)([type_of(x.aval) for x in variables])
+    new = Program.of(closed)
+    constvars = [*new.invars[:count], *new.constvars]
+    return new._replace(constvars=constvars, invars=new.invars[count:]), constants_of(closed)
+
+
 def retyped(program: Program) -> tuple[Program, list[Any]]:
     """The same program for arrays of which jax knows the shapes and nothing else.
 
-    Its ``constvars`` are those of ``program`` and then the constants, which are returned, too.
+    See `retraced` for what is returned.
     """
     return _Meshless().program(program)
 
@@ -38,21 +55,24 @@ def retyped(program: Program) -> tuple[Program, list[Any]]:
 def varying_alike(program: Program, axes: frozenset[str]) -> tuple[Program, list[Any]]:
     """The same program for arrays that all vary over these axes of `jax.shard_map`.
 
-    See `retyped` for what is returned.
+    See `retraced` for what is returned.
     """
-    return _Varying(axes).program(program)
+    return Retrace(axes).program(program)
 
 
+@dataclasses.dataclass(eq=False)
 class Retrace:
-    """Retracing with other types, or with other equations."""
+    """Retracing with other types, or with other equations.
+
+    Attributes:
+        axes: of `jax.shard_map`, over which arrays vary, too.
+    """
+
+    axes: frozenset[str] = frozenset()
 
     def type(self, aval: Any) -> Any:
         """The type of a variable."""
-        return abstract(aval)
-
-    def cast(self, values: Sequence[Any]) -> list[Any]:
-        """Values as programs inside of the program take and return them."""
-        return list(values)
+        return abstract(aval, axes=self.axes)
 
     def changed(self, params: dict[str, Any]) -> dict[str, Any]:
         """The parameters that change besides programs."""
@@ -68,46 +88,41 @@ class Retrace:
             key: value if key == "bwd" else self._convert(value)  # which runs on other types
             for key, value in equation.params.items()
         }
-        has_programs = any(params[key] is not value for key, value in equation.params.items())
-        operands = self.cast(operands) if has_programs else operands
-        params |= self.changed(params)
-        results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
-        return list(results) if equation.primitive.multiple_results else [results]
+        if any(params[key] is not value for key, value in equation.params.items()):
+            operands = self._cast(operands)
+        return bind(equation.replace(params=params | self.changed(params)), operands)
 
     def program(self, program: Program) -> tuple[Program, list[Any]]:
-        """See `retyped`."""
-        closed = self._trace(program, [*program.constvars, *program.invars])
-        new, count = Program.of(closed), len(program.constvars)
-        return new._replace(
-            constvars=[*new.invars[:count], *new.constvars], invars=new.invars[count:]
-        ), list(getattr(closed, "consts", ()))
+        """The program, retraced: see `retraced`."""
+        with self.mesh():
+            return retraced(program, partial(self._run, program), self.type)
 
-    def _trace(
-        self, program: Program, variables: Sequence[Any], constants: Sequence[Any] = ()
-    ) -> Any:
-        """The program as a jaxpr of ``variables``, which come after given ``constants``."""
-        inputs = [*program.constvars, *program.invars]
+    def _run(self, program: Program, values: Sequence[Any]) -> list[Any]:
+        known, rule = program.known(values), partial(bind, replace=self.replace)
+        return self._cast(interpret(program, known, program.outvars, rule))
 
-        def rule(equation: Any, operands: list[Any]) -> list[Any]:
-            return bind(equation, operands, self.replace)
+    def _cast(self, values: Sequence[Any]) -> list[Any]:
+        """Values as programs inside of the program take and return them."""
+        return [vary(x, self.axes) for x in values]
 
-        def run(*arrays: Any) -> list[Any]:
-            known = dict(zip(inputs, [*self.cast(constants), *arrays], strict=True))
-            return self.cast(interpret(program, known, program.outvars, rule))
+    def _closed(self, jaxpr: Any, constants: Sequence[Any]) -> Any:
+        """A jaxpr with these constants, retraced."""
+        program = Program.of(jaxpr)
+
+        def run(values: list[Any]) -> list[Any]:
+            return self._run(program, [*self._cast(constants), *values])
 
         with self.mesh():
-            return jax.make_jaxpr(run)(*(self.type(x.aval) for x in variables))
+            return jax.make_jaxpr(run)([self.type(x.aval) for x in program.invars])
 
     def _convert(self, value: Any) -> Any:
         return converted(value, self._inner, self._derivative)
 
     def _inner(self, jaxpr: Any) -> Any:
-        program, constants = Program.of(jaxpr), list(getattr(jaxpr, "consts", ()))
-        closed = self._trace(program, program.invars, constants)
-        own = list(getattr(closed, "consts", ()))
+        closed = self._closed(jaxpr, constants_of(jaxpr))
         if hasattr(jaxpr, "jaxpr") or not hasattr(closed, "jaxpr"):
             return closed
-        program = with_literals(Program.of(closed), own)
+        program = with_literals(Program.of(closed), constants_of(closed))
         return closed.jaxpr.replace(**program._asdict())
 
     def _derivative(self, rule: Any, *zeros: bool) -> tuple[Any, ...]:
@@ -117,8 +132,8 @@ class Retrace:
         """
         with self.mesh():
             jaxpr, constants, *without_tangent = rule.call_wrapped(*zeros)
-        closed = self._trace(Program.of(jaxpr), jaxpr.invars, constants)
-        return without_constants(closed), list(getattr(closed, "consts", ())), *without_tangent
+        closed = self._closed(jaxpr, constants)
+        return without_constants(closed), constants_of(closed), *without_tangent
 
 
 class _Meshless(Retrace):
@@ -138,19 +153,9 @@ class _Meshless(Retrace):
         return jax.sharding.use_abstract_mesh(NO_MESH)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Varying(Retrace):
-    """See `varying_alike`."""
-
-    axes: frozenset[str]
-
-    def type(self, aval: Any) -> Any:
-        """See `Retrace`."""
-        return abstract(aval, axes=self.axes)
-
-    def cast(self, values: Sequence[Any]) -> list[Any]:
-        """See `Retrace`."""
-        return [vary(x, self.axes) for x in values]
+def constants_of(closed: Any) -> list[Any]:
+    """The values of the constants of a program, as `jax.make_jaxpr` returns it."""
+    return list(getattr(closed, "consts", ()))
 
 
 def converted(parameter: Any, program: Callable[[Any], Any], rule: Callable[..., Any]) -> Any:

@@ -104,18 +104,17 @@ def factors_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
 def multiplied_first(program: Program, known: Mapping[Any, Any], moving: Sequence[Any]) -> Leaves:
     """The results of a program that is linear in the variables ``moving``."""
     given = {variable: Sum(Term(x)) if variable in moving else x for variable, x in known.items()}
-    rule = partial(_results, _uses(program), {})
-    return list(map(_value, interpret(program, given, program.outvars, rule)))
+    return list(map(_value, _followed(program, given, {})))
 
 
-def _run(closed: Any, operands: Sequence[Any], exponents: Sequence[float]) -> list[Any]:
-    program, known = entered(closed, operands)
-    limits = dict(zip(program.invars, exponents, strict=True))
+def _followed(program: Program, known: Mapping[Any, Any], limits: dict[Any, float]) -> list[Any]:
+    """The results of a program; ``limits``: the exponents of variables."""
     rule = partial(_results, _uses(program), limits)
     return interpret(program, known, program.outvars, rule)
 
 
 def _uses(program: Program) -> Counter[Any]:
+    """How often each variable is read."""
     atoms = [*(x for each in program.eqns for x in each.invars), *program.outvars]
     return Counter(x for x in atoms if not is_literal(x))
 
@@ -132,7 +131,8 @@ def _results(
         return bind(equation, operands)
     inner = called(equation) if primitive(equation).inlines else None
     if inner is not None and "prevent_cse" not in equation.params:  # of `jax.checkpoint` alone
-        return _run(inner, operands, exponents)
+        program, known = entered(inner, operands)
+        return _followed(program, known, dict(zip(program.invars, exponents, strict=True)))
     again = [not is_literal(x) and uses[x] > 1 for x in equation.invars]
     found = _sum(equation.primitive.name, operands, again, exponents)
     if found is not None:
