@@ -19,10 +19,11 @@ from deeppcr.lower.chunks import even_chunk, steps_in_cache
 from deeppcr.lower.cpu.patches import as_products, own_filters
 from deeppcr.lower.cpu.small_products import is_small_product
 from deeppcr.lower.in_order import Loop, Operands
-from deeppcr.programs.cut_first import CUTS, apply, evaluate
+from deeppcr.programs.cut_first import CUTS, evaluate, opening
 from deeppcr.programs.effects import is_of_threefry
+from deeppcr.programs.split import Split
 from depth.counts import contracted, nbytes, size
-from depth.jaxprs import Program, called, has_side_effects, is_literal, needed
+from depth.jaxprs import called, has_side_effects, is_literal, moved_by, read_by
 from depth.primitives import primitive
 
 # Kinds of primitives that take no longer for many steps at once than for one after another.
@@ -37,82 +38,54 @@ def inputs_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """
     opened, given = loop, operands
     if any(called(each) is not None or each.primitive.name in CUTS for each in loop.program.eqns):
-        opened, given = loop.retraced(operands, partial(_opened_up, loop))
-    program, constants = opened.program, dict.fromkeys(opened.program.constvars)
-    fixed, found = _found(opened)
-    read = _read(program, fixed | found)
-    between = [x for x in read if x in found]
-    if all(x in opened.inputs for x in between):
-        return loop, operands
+        opened, given = loop.retraced(operands, partial(_opened, loop))
     # What only outputs read stays in the loop, which writes the outputs anyway.
-    same = [x for x in read if x in fixed and x not in constants]
-    rest = needed(program, [*between, *same], program.outvars)
-    atoms = [*(x for each in rest for x in each.invars), *program.outvars]
-    later = {x for x in atoms if not is_literal(x)}.difference(between)
-    between += [x for x in opened.inputs if x in later]
-    first = needed(program, [*constants, *same], between)
-    each = sum(nbytes(y) for equation in first for y in equation.outvars)
-
-    known = dict(zip(constants, given.constants, strict=True))
-    known |= dict(zip(same, evaluate(program, known, same), strict=True))
-    linearised = program._replace(constvars=[*known], eqns=first, outvars=between)
-    replace = as_products(own_filters(linearised, known))
-
-    def of_step(x: Leaves) -> Leaves:
-        now = known | dict(zip(opened.inputs, x, strict=True))
-        return evaluate(linearised, now, between, replace)
-
-    states = program.invars[: opened.states]
-    program = Program([*known], [*states, *between], rest, program.outvars)
+    split = Split.of(opened.program, *_late_and_own(opened), at_once=False)
+    if all(x in opened.inputs for x in split.between):
+        return loop, operands
+    constants = split.constants(given.constants)
+    replace = as_products(own_filters(split.first, constants))
     # The loop of a derivative is that of a chunk already; one in another takes 3 times as long.
-    size = None if loop.linear else even_chunk(loop.length, steps_in_cache(each))
-    loop = opened._replace(program=program, before=jax.vmap(of_step), size=size)
-    return loop, given._replace(constants=list(known.values()))
+    bytes_of_step = sum(nbytes(y) for equation in split.first.eqns for y in equation.outvars)
+    chunk = None if loop.linear else even_chunk(loop.length, steps_in_cache(bytes_of_step))
+    before = jax.vmap(partial(split.values_between, constants, replace=replace))
+    rest = split.rest._replace(constvars=list(constants))
+    loop = opened._replace(program=rest, before=before, size=chunk)
+    return loop, given._replace(constants=list(constants.values()))
 
 
-def _opened_up(loop: Loop, read: Leaves) -> Leaves:
+def _opened(loop: Loop, read: Leaves) -> Leaves:
     """A step with calls opened and slices moved first."""
-    return evaluate(loop.program, loop.known(read), loop.program.outvars, _opened)
+    replace = opening(rules=True, checkpoints=True)
+    return evaluate(loop.program, loop.known(read), loop.program.outvars, replace)
 
 
-def _opened(equation: Any, operands: list[Any]) -> list[Any] | None:
-    inner = called(equation)
-    return None if inner is None else apply(inner, operands, _opened)
+def _late_and_own(loop: Loop) -> tuple[set[Any], set[Any]]:
+    """The variables that the loop computes, and those that differ from step to step."""
+    program = loop.program
+    own = moved_by(program, loop.inputs)
 
+    def stays(equation: Any) -> bool:
+        reads_own = not own.isdisjoint(read_by([equation]))
+        return has_side_effects(equation) or (reads_own and not _is_as_fast(loop, equation))
 
-def _read(program: Program, found: set[Any]) -> list[Any]:
-    """The variables among ``found`` that the equations of others read."""
-    others = [each for each in program.eqns if not found.issuperset(each.outvars)]
-    atoms = (x for each in others for x in each.invars if not is_literal(x))
-    return list(dict.fromkeys(x for x in atoms if x in found))
-
-
-def _found(loop: Loop) -> tuple[set[Any], set[Any]]:
-    """The variables that are the same in all steps, and those of many steps at once.
-
-    The latter are the inputs, and what is to be computed from them and from the former.
-    """
-    program, fixed, found = loop.program, set(loop.program.constvars), set(loop.inputs)
-    for equation in program.eqns:
-        atoms = [atom for atom in equation.invars if not is_literal(atom)]
-        if has_side_effects(equation) or not all(x in fixed or x in found for x in atoms):
-            continue
-        if fixed.issuperset(atoms):
-            fixed.update(equation.outvars)
-        elif _is_as_fast(loop, equation):
-            found.update(equation.outvars)
+    late = moved_by(program, program.invars[: loop.states], stays)
     # What is computed again in the loop, for less than reading it takes.
     cut = {each.invars[0] for each in program.eqns if each.primitive.name in CUTS}
-    needs: set[Any] = set()
+    needed: set[Any] = set()  # by what is computed first of each step
     for equation in reversed(program.eqns):
-        results = set(equation.outvars)
-        if results <= found and results.isdisjoint(needs) and _is_cheap(equation, cut):
-            found -= results
-        elif results <= found:
-            needs.update(x for x in equation.invars if not is_literal(x))
-        elif results <= fixed and _grows(equation):
-            fixed -= results
-    return fixed, found
+        if not late.isdisjoint(equation.outvars):
+            continue
+        is_own = not own.isdisjoint(equation.outvars)
+        if is_own:
+            is_cheap = needed.isdisjoint(equation.outvars) and _is_cheap(equation, cut)
+        else:
+            is_cheap = _grows(equation)
+        if is_cheap:
+            late.update(equation.outvars)
+        elif is_own:
+            needed.update(read_by([equation]))
+    return late, own
 
 
 def _is_as_fast(loop: Loop, equation: Any) -> bool:

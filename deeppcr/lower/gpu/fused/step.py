@@ -79,7 +79,7 @@ class FusedStep:
         Raises:
             CannotFuse: it has no kernel; the message says why.
         """
-        apart = Apart.of(program, states)
+        apart = Apart.of_step(program, states)
         ways = [
             *((None, shape) for shape in apart.entries(program)),
             *((apart, shape) for shape in apart.entries(apart.rest)),
@@ -113,7 +113,7 @@ class FusedStep:
     ) -> Self:
         """The step of a program, or of the rest of it, if the examples are on these axes."""
         if apart is not None:
-            program, inputs = apart.checked(), len(apart.inputs)
+            program, inputs = apart.checked(), len(apart.between)
         _check(program, states, math.prod(batch))
         variables = [*program.invars, *program.constvars]
         if len(variables) + len(program.outvars) > limits.MAX_ARRAYS:
