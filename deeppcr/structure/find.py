@@ -60,7 +60,9 @@ class Structure:
     def kind(self) -> str:
         """ "elementwise", "block-diagonal" or "dense"."""
         size = self.groups.shape[1]
-        return "elementwise" if size <= 1 else "dense" if size == self.width else "block-diagonal"
+        if size <= 1:
+            return "elementwise"
+        return "dense" if size == self.width else "block-diagonal"
 
     def __str__(self) -> str:
         rows, size = self.groups.shape
@@ -82,9 +84,9 @@ def find_structure(step: Step, layout: StateLayout) -> Structure:
     Computed once for each step.
     """
     found = _FOUND.setdefault(step, {})
-    if layout not in found and step.example is not None:
+    if layout not in found and step.example is not None:  # `jax.vmap` keeps examples separate
         one = dataclasses.replace(layout, batch_shape=layout.batch_shape[1:])
-        found[layout] = find_structure(step.example, one)  # `jax.vmap` keeps examples separate
+        found[layout] = find_structure(step.example, one)
     if layout not in found:
         lowest, mixes, separate, mixed_by = connect(step, layout)
         found[layout] = Structure(_rows(lowest), mixes, separate, mixed_by)
@@ -99,19 +101,18 @@ def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, bool, str]:
         return np.arange(layout.width), False, True, ""
     before = _leaves(entries, layout)
     walk = Walk(groups, KNOWN)
-    after = walk.program(
-        step.jaxpr,
-        [*before, *[None] * step.inputs],
-        [i < step.states for i in range(len(step.jaxpr.outvars))],
-    )
-    for old, new in zip(before, after, strict=False):
-        there = filled(new, old.shape)
-        groups.unite(old[there != 0], there[there != 0])
+    program = step.jaxpr._replace(outvars=step.jaxpr.outvars[: step.states])
+    after = walk.program(program, [*before, *[None] * step.inputs])
+    for old, new in zip(before, after, strict=True):
+        labels = filled(new, old.shape)
+        groups.unite(old[labels != 0], labels[labels != 0])
     lowest = _of_one_example(groups, entries)
+    is_elementwise = len(np.unique(lowest)) == len(lowest)
     most = max(groups.joins, key=groups.joins.__getitem__, default=None)
-    is_elementwise = len(set(lowest.tolist())) == len(lowest)
+    # A root is the lowest entry of its group, and an entry of an example.
+    roots = (groups.find(entries) - 1) // layout.width
+    mixes = bool((roots != np.arange(len(entries))[:, None]).any())
     mixed_by = "" if is_elementwise else _name(most)
-    mixes = _mixes(groups, entries)
     return lowest, mixes, not (mixes or walk.across_devices), mixed_by
 
 
@@ -122,15 +123,6 @@ def _leaves(entries: Array, layout: StateLayout) -> list[Array]:
         part.reshape((*layout.batch_shape, *shape))
         for part, shape in zip(parts, layout.shapes, strict=True)
     ]
-
-
-def _mixes(groups: Groups, entries: Array) -> bool:
-    """Whether a group has entries of several examples."""
-    roots = groups.find(entries)
-    example = np.broadcast_to(np.arange(len(entries))[:, None], entries.shape)
-    first = np.full(len(groups.parent), len(entries))
-    np.minimum.at(first, roots, example)
-    return bool((first[roots] != example).any())
 
 
 def _of_one_example(groups: Groups, entries: Array) -> Array:
@@ -145,13 +137,13 @@ def _name(cause: Any) -> str:
     """The primitive, and the line of the user's program."""
     if cause is None:
         return "moving to other places"
-    name, where = cause.equation.primitive.name, None
-    while cause is not None and where is None:
-        found = location(cause.equation)
-        if found.line and not found.file.startswith(HERE):
-            where = f"{os.path.basename(found.file)}:{found.line}"
+    name = str(cause.equation.primitive.name)
+    while cause is not None:
+        line = location(cause.equation)
+        if line.line and not line.file.startswith(HERE):
+            return f"{name} ({os.path.basename(line.file)}:{line.line})"
         cause = cause.outer
-    return f"{name} ({where})" if where else name
+    return name
 
 
 def _rows(lowest: Array) -> Array:
@@ -167,12 +159,8 @@ def _rows(lowest: Array) -> Array:
         return order.reshape(-1, size).astype(np.int32)
     rows: list[list[int]] = []
     for group in sorted(np.split(order, starts[1:]), key=len, reverse=True):
-        if rows and len(rows[-1]) + len(group) <= size:
-            rows[-1].extend(group.tolist())
-        else:
-            rows.append(group.tolist())
+        if not rows or len(rows[-1]) + len(group) > size:
+            rows.append([])
+        rows[-1].extend(group.tolist())
     rows.sort(key=min)
-    result = np.full((len(rows), size), -1, np.int32)
-    for i, some in enumerate(rows):
-        result[i, : len(some)] = some
-    return result
+    return np.array([row + [-1] * (size - len(row)) for row in rows], np.int32)

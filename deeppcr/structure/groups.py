@@ -12,6 +12,7 @@ algorithm", 1982).
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Labels = Array | None  # None: no element depends on the state
+Axes = Sequence[tuple[int, int]]  # of an array, and of another one, to which they are moved
 
 
 class Groups:
@@ -42,14 +44,14 @@ class Groups:
 
     def unite(self, left: Array, right: Array) -> None:
         """Make one group of each pair of labels, none of them 0."""
-        left, right = self.find(left), self.find(right)
+        left, right = self.parent[left], self.parent[right]
         self.joins[self.cause] += int((left != right).sum())
-        while (apart := left != right).any():
-            left, right = left[apart], right[apart]
+        while (differ := left != right).any():
+            left, right = left[differ], right[differ]
             np.minimum.at(self.parent, np.maximum(left, right), np.minimum(left, right))
             while not np.array_equal(roots := self.parent[self.parent], self.parent):
                 self.parent = roots
-            left, right = self.find(left), self.find(right)
+            left, right = self.parent[left], self.parent[right]
 
     def combine(self, *labels: Labels, shape: Sequence[int]) -> Labels:
         """The labels of an elementwise operation.
@@ -57,47 +59,50 @@ class Groups:
         Each array is a scalar, or has ``shape`` or 1 in place of it.
         """
         arrays = [array for array in labels if array is not None]
-        if not arrays:
-            return None
         if any(array.ndim not in (0, len(shape)) for array in arrays):
-            found = [array.shape for array in arrays]
-            raise ValueError(f"labels of shapes {found} for elements of shape {shape}")
-        result = arrays[0]
-        for array in arrays[1:]:
-            result = self._pair(result, array)
-        return np.broadcast_to(result, tuple(shape))
+            raise ValueError(f"labels of other shapes for elements of shape {shape}")
+        return np.broadcast_to(reduce(self._pair, arrays), tuple(shape)) if arrays else None
 
     def _pair(self, a: Array, b: Array) -> Array:
         if a is b:
             return a
-        a, b = sorted((self.find(thin(a)), self.find(thin(b))), key=lambda array: array.size)
+        a, b = sorted((self.find(thin(a)), self.find(thin(b))), key=np.size)
         met = (a != b) & (a != 0) & (b != 0)
-        if met.any():
-            self.unite(np.broadcast_to(a, met.shape)[met], np.broadcast_to(b, met.shape)[met])
-        if a.all():  # the groups of b now are those of a, which has fewer elements
-            return a
-        larger: Array = np.maximum(a, b)
-        return larger
+        self.unite(np.broadcast_to(a, met.shape)[met], np.broadcast_to(b, met.shape)[met])
+        # If no label of a is 0, the groups of b now are those of a, which has fewer elements.
+        result: Array = a if a.all() else np.maximum(a, b)
+        return result
 
-    def along(self, labels: Labels, axes: Sequence[int]) -> Labels:
-        """One label for all elements along ``axes``, which stay as axes of size 1."""
+    def moved(self, labels: Labels, axes: Axes, ndim: int) -> Labels:
+        """Labels, some axes moved to axes of an array of ``ndim``; one label along all others."""
         if labels is None or labels.size == 0:
             return None
-        shape = tuple(1 if axis in axes else size for axis, size in enumerate(labels.shape))
-        roots = self.find(thin(labels))
+        axes = sorted(axes, key=lambda pair: pair[1])
+        kept = [before for before, _ in axes]
+        others = tuple(axis for axis in range(labels.ndim) if axis not in kept)
+        roots = self.parent[thin(labels)]
         none = len(self.parent)
-        first = np.where(roots == 0, none, roots).min(axis=tuple(axes), keepdims=True)
+        first = np.where(roots == 0, none, roots).min(axis=others, keepdims=True)
         first[first == none] = 0
         met = (roots != first) & (roots != 0)
-        if met.any():
-            self.unite(roots[met], np.broadcast_to(first, roots.shape)[met])
-        return np.broadcast_to(first, shape)
+        self.unite(roots[met], np.broadcast_to(first, roots.shape)[met])
+        before, after = [1] * labels.ndim, [1] * ndim
+        for old, new in axes:
+            before[old] = after[new] = labels.shape[old]
+        joined: Array = np.broadcast_to(first, before)
+        return joined.transpose(*kept, *others).reshape(after)
+
+    def along(self, labels: Labels, axis: int) -> Labels:
+        """One label for all elements along an axis, which is removed."""
+        if labels is None:
+            return None
+        kept = [other for other in range(labels.ndim) if other != axis]
+        return self.moved(labels, [(other, i) for i, other in enumerate(kept)], len(kept))
 
     def all_of(self, *labels: Labels) -> Labels:
         """One label, a scalar, for all elements of all arrays."""
         flat = [thin(array).reshape(-1) for array in labels if array is not None]
-        joined = self.along(np.concatenate(flat), [0]) if flat else None
-        return None if joined is None else joined.reshape(())
+        return self.moved(np.concatenate(flat), [], 0) if flat else None
 
 
 def thin(array: Array) -> Array:

@@ -8,38 +8,23 @@ through it.
 
 from collections.abc import Sequence
 
-from deeppcr.structure.groups import Labels
+from deeppcr.structure.groups import Axes, Labels
 from deeppcr.structure.walk import Rule, Visit
-
-Axes = list[tuple[int, int]]  # of the array, and of what is read from it or written to it
-
-
-def _moved(visit: Visit, labels: Labels, axes: Axes, ndim: int) -> Labels:
-    """The labels, some axes moved to axes of an array of ``ndim``, joined along the rest."""
-    if labels is None:
-        return None
-    axes = sorted(axes, key=lambda pair: pair[1])
-    kept = [before for before, _ in axes]
-    rest = [axis for axis in range(labels.ndim) if axis not in kept]
-    joined, shape = visit.groups.along(labels, rest), [1] * ndim
-    for before, after in axes:
-        shape[after] = labels.shape[before]
-    return None if joined is None else joined.transpose(*kept, *rest).reshape(shape)
 
 
 def _read(visit: Visit, axes: Axes, index: Labels) -> list[Labels]:
     """The labels read from the first operand."""
     (shape,) = visit.results
-    found = _moved(visit, visit.operands[0], axes, len(shape))
-    return [visit.groups.combine(found, index, shape=shape)]
+    values = visit.groups.moved(visit.operands[0], axes, len(shape))
+    return [visit.groups.combine(values, index, shape=shape)]
 
 
 def _write(visit: Visit, axes: Axes, index: Labels, written: int) -> list[Labels]:
     """The first operand after the operand ``written`` was written to it."""
-    shape = visit.shape(0)
-    labels = visit.groups.combine(visit.operands[written], index, shape=visit.shape(written))
-    found = _moved(visit, labels, [(after, before) for before, after in axes], len(shape))
-    return [visit.groups.combine(visit.operands[0], found, shape=shape)]
+    groups, shape = visit.groups, visit.shape(0)
+    values = groups.combine(visit.operands[written], index, shape=visit.shape(written))
+    values = groups.moved(values, [(after, before) for before, after in axes], len(shape))
+    return [groups.combine(visit.operands[0], values, shape=shape)]
 
 
 def _indexed(
@@ -60,12 +45,12 @@ def _indexed(
         batched: the axes of the array that are batch axes.
         batch_axes: the axes of the indices for these.
     """
-    shape, index = visit.shape(0), visit.operands[1]
+    shape = visit.shape(0)
     places = [axis for axis in range(len(other)) if axis not in windows]
     own = [axis for axis in range(len(shape)) if axis not in (*hidden, *batched)]
     axes = [(a, b) for a, b in zip(own, windows, strict=True) if shape[a] == other[b]]
     axes += [(a, places[b]) for a, b in zip(batched, batch_axes, strict=True)]
-    return axes, _moved(visit, index, list(enumerate(places)), len(other))
+    return axes, visit.groups.moved(visit.operands[1], list(enumerate(places)), len(other))
 
 
 def _gather(visit: Visit) -> list[Labels]:
@@ -82,20 +67,20 @@ def _scatter(visit: Visit) -> list[Labels]:
     return _write(visit, *_indexed(visit, other, windows, hidden, batched, batch_axes), 2)
 
 
-def _whole(visit: Visit, window: Sequence[int]) -> Axes:
-    """The axes along which one window is the array as a whole."""
+def _complete(visit: Visit, window: Sequence[int]) -> Axes:
+    """The axes along which a window has all of the array."""
     each = enumerate(zip(visit.shape(0), window, strict=True))
     return [(axis, axis) for axis, (full, size) in each if full == size]
 
 
 def _dynamic_slice(visit: Visit) -> list[Labels]:
     index = visit.groups.all_of(*visit.operands[1:])
-    return _read(visit, _whole(visit, visit.results[0]), index)
+    return _read(visit, _complete(visit, visit.results[0]), index)
 
 
 def _dynamic_update_slice(visit: Visit) -> list[Labels]:
     index = visit.groups.all_of(*visit.operands[2:])
-    return _write(visit, _whole(visit, visit.shape(1)), index, 1)
+    return _write(visit, _complete(visit, visit.shape(1)), index, 1)
 
 
 INDEXING: dict[str, Rule] = {

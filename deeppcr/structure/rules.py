@@ -3,11 +3,9 @@
 One rule for each kind of primitive, and for some primitives.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 
-import numpy as np
-
-from deeppcr.structure.groups import Labels, filled
+from deeppcr.structure.groups import Axes, Labels, filled
 from deeppcr.structure.walk import Rule, Visit
 from depth.primitives import primitive
 
@@ -23,36 +21,48 @@ def move(visit: Visit) -> list[Labels]:
 
 def elementwise(visit: Visit) -> list[Labels]:
     """Elementwise: operands may be scalars or broadcast."""
-    (shape,) = visit.results
-    if any(
-        own and not _spreads(own, shape) for own in map(visit.shape, range(len(visit.operands)))
-    ):
-        return visit.walk.unknown(visit)
-    return [visit.groups.combine(*visit.operands, shape=shape)]
+    return [visit.groups.combine(*visit.operands, shape=shape) for shape in visit.results]
 
 
-def _spreads(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return len(shape) == len(other) and all(a in (1, b) for a, b in zip(shape, other, strict=True))
+def apart(axes_of: Callable[[Visit], Sequence[Axes]]) -> Rule:
+    """A rule for results that depend on all elements of the operands, but for some axes.
 
-
-def reduction(visit: Visit) -> list[Labels]:
-    """Combine the elements along some axes, which are removed."""
-    axes = tuple(visit.params["axes"])
-    joined = visit.groups.along(visit.operands[0], axes)
-    return [None if joined is None else joined.squeeze(axes)]
-
-
-def together(axes_of: Callable[[Visit], Iterable[int]]) -> Rule:
-    """A rule that combines the elements of all operands along some axes, which are kept."""
+    ``axes_of``: for each operand the axes along which elements stay apart, with those of the
+    results where they are.
+    """
 
     def rule(visit: Visit) -> list[Labels]:
-        axes = list(axes_of(visit))
-        parts = [visit.groups.along(labels, axes) for labels in visit.operands]
-        shape = [1 if i in axes else size for i, size in enumerate(visit.shape(0))]
-        joined = visit.groups.combine(*parts, shape=shape)
-        return [None if joined is None else np.broadcast_to(joined, to) for to in visit.results]
+        operands = list(zip(visit.operands, axes_of(visit), strict=True))
+        results = []
+        for shape in visit.results:
+            moved = [visit.groups.moved(labels, axes, len(shape)) for labels, axes in operands]
+            results.append(visit.groups.combine(*moved, shape=shape))
+        return results
 
     return rule
+
+
+def _reduction(visit: Visit) -> list[Axes]:
+    """Combine the elements along some axes, which are removed."""
+    kept = _others(visit.shape(0), visit.params["axes"])
+    return [[(axis, i) for i, axis in enumerate(kept)]]
+
+
+def together(axes_of: Callable[[Visit], Collection[int]]) -> Rule:
+    """A rule that combines the elements of all operands along some axes of the first.
+
+    All others are axes of all operands and results.
+    """
+
+    def kept(visit: Visit) -> list[Axes]:
+        axes = [(axis, axis) for axis in _others(visit.shape(0), axes_of(visit))]
+        return [axes] * len(visit.operands)
+
+    return apart(kept)
+
+
+def _others(shape: tuple[int, ...], axes: Collection[int]) -> list[int]:
+    return [axis for axis in range(len(shape)) if axis not in axes]
 
 
 def _axis(visit: Visit) -> list[int]:
@@ -67,75 +77,41 @@ def _slides(visit: Visit) -> list[int]:
     return [axis for axis, (size, old, new) in enumerate(each) if size > 1 or old != new]
 
 
-def trailing(count: Callable[[Visit], int]) -> Rule:
-    """A rule that combines all elements along the last ``count`` axes of the first operand.
-
-    The axes before them are the batch axes of all operands and results.
-    """
-    return lambda visit: _by_batch(visit, max(len(visit.shape(0)) - count(visit), 0))
+def _last(count: int) -> Callable[[Visit], Collection[int]]:
+    """The last axes; those before them are batch axes."""
+    return lambda visit: range(len(visit.shape(0)))[-count:]
 
 
-def _by_batch(visit: Visit, batch_ndim: int) -> list[Labels]:
-    shapes = [visit.shape(i) for i in range(len(visit.operands))]
-    batch = shapes[0][:batch_ndim]
-    if any(shape[:batch_ndim] != batch for shape in (*shapes, *visit.results)):
-        return visit.walk.unknown(visit)
-    parts = [
-        visit.groups.along(labels, range(batch_ndim, len(shapes[i])))
-        for i, labels in enumerate(visit.operands)
-    ]
-    flat = [None if labels is None else labels.reshape(batch) for labels in parts]
-    if (joined := visit.groups.combine(*flat, shape=batch)) is None:
-        return [None] * len(visit.results)
-    added = [(..., *(None,) * (len(shape) - joined.ndim)) for shape in visit.results]
-    pairs = zip(added, visit.results, strict=True)
-    return [np.broadcast_to(joined[axes], shape) for axes, shape in pairs]
+def _transformed(visit: Visit) -> Collection[int]:
+    return _last(len(visit.params["fft_lengths"]))(visit)
 
 
-def dot(visit: Visit) -> list[Labels]:
+def _dot(visit: Visit) -> list[Axes]:
     """Combine the elements along the contracted axes of both operands, for each batch index."""
-    contracted, batch = visit.params["dimension_numbers"]
-    parts: list[Labels] = []
-    for side in (0, 1):
-        ndim, named = len(visit.shape(side)), (*batch[side], *contracted[side])
-        free = [axis for axis in range(ndim) if axis not in named]
-        labels = visit.groups.along(visit.operands[side], contracted[side])
-        if labels is not None:
-            kept = [labels.shape[axis] for axis in (*batch[side], *free)]
-            labels = labels.transpose(*batch[side], *free, *contracted[side]).reshape(kept)
-        parts.append(labels)
-    (shape,), count = visit.results, len(batch[0])
-    left, right = parts
-    if left is not None:
-        left = left.reshape((*left.shape, *(1,) * (len(shape) - left.ndim)))
-    if right is not None:
-        ones = (1,) * (len(shape) - right.ndim)
-        right = right.reshape((*right.shape[:count], *ones, *right.shape[count:]))
-    return [visit.groups.combine(left, right, shape=shape)]
+    (left_in, right_in), (left_batch, right_batch) = visit.params["dimension_numbers"]
+    left = *left_batch, *_others(visit.shape(0), (*left_batch, *left_in))
+    columns = _others(visit.shape(1), (*right_batch, *right_in))
+    of_left = [(axis, i) for i, axis in enumerate(left)]
+    of_batch = [(axis, i) for i, axis in enumerate(right_batch)]
+    return [of_left, [*of_batch, *((axis, len(left) + i) for i, axis in enumerate(columns))]]
 
 
-def convolution(visit: Visit) -> list[Labels]:
+def _convolution(visit: Visit) -> list[Axes]:
     """All elements of an image."""
-    labels, kernel = visit.operands
-    if labels is None or kernel is not None or visit.params["batch_group_count"] != 1:
-        return visit.walk.unknown(visit)
-    numbers, (result,) = visit.params["dimension_numbers"], visit.results
-    batch, to = numbers.lhs_spec[0], numbers.out_spec[0]
-    joined = visit.groups.along(labels, [i for i in range(labels.ndim) if i != batch])
-    shape = [-1 if i == to else 1 for i in range(labels.ndim)]
-    return [None if joined is None else np.broadcast_to(joined.reshape(shape), result)]
+    numbers, groups = visit.params["dimension_numbers"], visit.params["batch_group_count"]
+    return [[(numbers.lhs_spec[0], numbers.out_spec[0])] if groups == 1 else [], []]
 
 
 RULES: dict[str, Rule] = {
     "elementwise": elementwise,
     "move": move,
-    "reduction": reduction,
+    "reduction": apart(_reduction),
     "cumulative": together(_axis),
     "sort": together(_axis),
     "window": together(_slides),
-    **dict.fromkeys(("factorization", "eig", "eigh", "schur", "svd"), trailing(lambda _: 2)),
-    "tridiagonal_solve": trailing(lambda _: 1),
-    "fft": trailing(lambda visit: len(visit.params["fft_lengths"])),
-    "dot_general": dot,
-    "conv_general_dilated": convolution,
+    **dict.fromkeys(("factorization", "eig", "eigh", "schur", "svd"), together(_last(2))),
+    "tridiagonal_solve": together(_last(1)),
+    "fft": together(_transformed),
+    "dot_general": apart(_dot),
+    "conv_general_dilated": apart(_convolution),
 }

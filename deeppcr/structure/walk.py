@@ -3,17 +3,18 @@
 Equation by equation, from the labels of its inputs to those of its outputs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
-import numpy as np
-
-from deeppcr.programs.effects import LOCAL
+from deeppcr.arrays.partition import combine, partition
+from deeppcr.programs.effects import LOCAL, has_references
 from deeppcr.structure.groups import Groups, Labels
-from depth.counts import named_axes
-from depth.jaxprs import has_side_effects, is_literal, is_reference, needed
+from depth import counts
+from depth.jaxprs import has_side_effects, interpret, needed, read_by, without_constants
 from depth.primitives import primitive
 
 LARGEST = 1 << 24  # elements of an array of labels
@@ -48,7 +49,7 @@ class Walk:
 
     def program(
         self,
-        jaxpr: Any,
+        closed: Any,
         inputs: Sequence[Labels],
         wanted: Sequence[bool] | None = None,
         differentiated: bool = False,
@@ -60,27 +61,19 @@ class Walk:
         ``differentiated`` if the program will not be differentiated: it is a derivative, or has one
         of its own.
         """
-        wants = [True] * len(jaxpr.outvars) if wanted is None else wanted
-        outputs = [atom for atom, want in zip(jaxpr.outvars, wants, strict=True) if want]
-        equations, used = live(jaxpr, outputs)
-        found: dict[Any, Labels] = dict(zip(jaxpr.invars, inputs, strict=True))
-
-        def read(atom: Any) -> Labels:  # constants do not depend on the state
-            return None if is_literal(atom) else found.get(atom)
-
+        jaxpr = without_constants(closed)
+        outputs = jaxpr.outvars if wanted is None else partition(jaxpr.outvars, wanted)
+        # Effects without results, such as printing, are not dependences.
+        equations = needed(jaxpr, (), outputs, _hands_back)
+        known = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, inputs, strict=True))
         outer, was = self.groups.cause, self.differentiated
+        rule = partial(self._follow, outer, read_by(equations, outputs))
         self.differentiated = was or differentiated
-        for equation in equations:
-            operands = [read(atom) for atom in equation.invars]
-            if equation.effects or any(labels is not None for labels in operands):
-                self.groups.cause = Cause(equation, outer)
-                of_use = [variable in used for variable in equation.outvars]
-                visit = Visit(self, equation, operands, of_use)
-                found.update(zip(equation.outvars, self._follow(visit), strict=True))
-        self.groups.cause, self.differentiated = outer, was
-        return [
-            read(atom) if want else None for atom, want in zip(jaxpr.outvars, wants, strict=True)
-        ]
+        try:  # constants do not depend on the state
+            found = interpret(jaxpr, known, outputs, rule, lambda _: None, equations)
+        finally:
+            self.groups.cause, self.differentiated = outer, was
+        return found if wanted is None else combine([None] * len(wanted), wanted, found)
 
     def unknown(self, visit: "Visit") -> list[Labels]:
         """Labels that are valid for any primitive.
@@ -89,33 +82,30 @@ class Walk:
         """
         label = self.groups.all_of(*visit.operands)
         self.across_devices |= label is not None and _is_collective(visit.equation)
-        return _everywhere(visit, label)
+        return visit.everywhere(label)
 
-    def _follow(self, visit: "Visit") -> list[Labels]:
-        equation, known = visit.equation, primitive(visit.equation)
-        rule = self.rules.get(equation.primitive.name) or self.rules.get(known.kind)
-        if known.kind == "call" and not known.inlines:
+    def _follow(
+        self, outer: Cause | None, used: Collection[Any], equation: Any, operands: list[Labels]
+    ) -> list[Labels]:
+        """The labels of the results of an equation; ``used``: the variables that are read."""
+        if not equation.effects and all(labels is None for labels in operands):
+            return [None] * len(equation.outvars)
+        self.groups.cause, properties = Cause(equation, outer), primitive(equation)
+        visit = Visit(self, equation, operands, [y in used for y in equation.outvars])
+        rule = self.rules.get(equation.primitive.name) or self.rules.get(properties.kind)
+        if properties.kind == "call" and not properties.inlines:
             rule = None
-        enters = rule is not None and known.kind in HOLDERS
+        enters = rule is not None and properties.kind in HOLDERS
         if has_references(equation) or (has_side_effects(equation) and not enters):
             # Values written to a reference, or passed to Python, may be read anywhere.
-            return _everywhere(visit, self.groups.all_of(self.groups.parent))
-        sizes = [
-            *map(prod, visit.results),
-            *(labels.size for labels in visit.operands if labels is not None),
-        ]
-        if rule is None or (max(sizes, default=0) > LARGEST and not enters):
+            return visit.everywhere(self.groups.all_of(self.groups.parent))
+        if rule is None or (visit.size > LARGEST and not enters):
             return self.unknown(visit)
-        was = self.differentiated, self.groups.cause
-        try:
+        with suppress(Exception):  # parameters of another jax, or no derivative that can be traced
             results = rule(visit)
-            if all(
-                labels is None or labels.shape == shape
-                for labels, shape in zip(results, visit.results, strict=True)
-            ):
+            each = zip(results, visit.results, strict=True)
+            if all(labels is None or labels.shape == shape for labels, shape in each):
                 return results
-        except Exception:  # parameters of another jax, or a derivative that cannot be traced
-            self.differentiated, self.groups.cause = was
         return self.unknown(visit)
 
 
@@ -148,42 +138,38 @@ class Visit:
     @property
     def results(self) -> list[tuple[int, ...]]:
         """The shape of each result."""
-        return [tuple(getattr(variable.aval, "shape", ())) for variable in self.equation.outvars]
+        return [counts.shape(variable) for variable in self.equation.outvars]
+
+    @property
+    def size(self) -> int:
+        """The elements of the largest result, or operand that depends on the state."""
+        operands = [labels.size for labels in self.operands if labels is not None]
+        return max([*operands, *map(prod, self.results)], default=0)
 
     def shape(self, operand: int) -> tuple[int, ...]:
         """The shape of an operand."""
         return tuple(getattr(self.equation.invars[operand].aval, "shape", ()))
+
+    def everywhere(self, label: Labels) -> list[Labels]:
+        """Results that depend on all that a label stands for."""
+        return self.combined([label] * len(self.results))
+
+    def combined(self, *results: Iterable[Labels]) -> list[Labels]:
+        """Results that depend on all that these do, which may be scalars or broadcast."""
+        each = zip(self.results, *results, strict=True)
+        return [self.groups.combine(*labels, shape=shape) for shape, *labels in each]
 
 
 # The labels of the results of an equation.
 Rule = Callable[[Visit], list[Labels]]
 
 
-def live(jaxpr: Any, outputs: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-    """The equations that ``outputs`` depend on, in order, and all variables that are read.
-
-    Effects without results, such as printing, are not dependences.
-    """
-    equations = needed(jaxpr, (), outputs, _hands_back)
-    atoms = [*outputs, *(atom for equation in equations for atom in equation.invars)]
-    return equations, {atom for atom in atoms if not is_literal(atom)}
-
-
 def _hands_back(equation: Any) -> bool:
     return has_side_effects(equation) and bool(equation.outvars or has_references(equation))
-
-
-def has_references(equation: Any) -> bool:
-    """Whether an equation works on mutable arrays."""
-    return any(map(is_reference, (*equation.invars, *equation.outvars)))
 
 
 def _is_collective(equation: Any) -> bool:
     """Whether devices, or examples of a `jax.vmap`, communicate over a named axis."""
     only_named = bool(equation.effects) and not has_side_effects(equation)
-    names = bool(named_axes(equation)) and equation.primitive.name not in LOCAL
+    names = bool(counts.named_axes(equation)) and equation.primitive.name not in LOCAL
     return only_named or names or primitive(equation).kind == "collective"
-
-
-def _everywhere(visit: Visit, label: Labels) -> list[Labels]:
-    return [None if label is None else np.broadcast_to(label, shape) for shape in visit.results]
