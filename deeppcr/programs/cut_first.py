@@ -154,7 +154,8 @@ def evaluate(
             split = order.splits[whole]
             if whole not in pieces:
                 pieces[whole] = split.cut(operands[0])
-            results = [pieces[whole][split.bounds.index(*Slices.of(equation).bounds)]]
+            (bounds,) = Slices.of(equation).bounds
+            results = [pieces[whole][split.bounds.index(bounds)]]
         elif operands and isinstance(operands[0], SlicedOnly):
             results = Slices.of(equation).cut(operands[0])
         else:
