@@ -155,7 +155,8 @@ def triangular(
 
     start, constant = lax.stop_gradient((leaves, read))
     found = _iterate(lambda y: f(y, constant), start, window or length, rtol, constant)
-    states, right = found.states, found.broken >= length
+    states = found.states
+    right = found.broken >= length
     moves = floating(states)
     if reals := partition(states, moves):
 
@@ -165,7 +166,7 @@ def triangular(
 
         reals = _differentiable(of_reals, reals, [*lax.stop_gradient(states), *read])
     states = combine(states, moves, reals)
-    finite = [jnp.isfinite(leaf).all() for leaf in map(lax.stop_gradient, reals)]
+    finite = [jnp.isfinite(lax.stop_gradient(leaf)).all() for leaf in reals]
     result = jnp.where(jnp.stack([*finite, True]).all(), Result.CONVERGED, Result.NOT_FINITE)
     result = jnp.where(right, result, Result.NOT_CONVERGED).astype(jnp.int32)
     if not isinstance(right, jax.core.Tracer) and not right:
@@ -247,12 +248,18 @@ def _close(new: Array, old: Array, rtol: float, least: float = 0.0) -> Array:
     equal = new == old
     if jnp.issubdtype(new.dtype, jnp.inexact):
         equal |= jnp.isnan(new) & jnp.isnan(old)
-        sizes = [jnp.where(jnp.isfinite(x), x, 0) for x in map(jnp.abs, (new, old))]
-        size = jnp.maximum(*sizes).max(axes, keepdims=True, initial=0)
+        size = jnp.maximum(_finite_size(new), _finite_size(old))
+        size = size.max(axes, keepdims=True, initial=0)
         difference = jnp.abs(new - old)
         is_small = difference <= jnp.maximum(jnp.asarray(rtol, size.dtype), least) * size
         equal |= jnp.isfinite(difference) & is_small
     return equal.all(axes)
+
+
+def _finite_size(x: Array) -> Array:
+    """The absolute values, and 0 for what is not finite."""
+    size = jnp.abs(x)
+    return jnp.where(jnp.isfinite(size), size, 0)
 
 
 def _rounding(dtype: Any) -> float:
@@ -272,8 +279,9 @@ def _differentiable(f: Callable[[Leaves, Leaves], Leaves], root: Leaves, read: L
     def rule(primals: Any, tangents: Any) -> tuple[Leaves, Leaves]:
         y, read = implicit(*primals), primals[1]
         moves = [not isinstance(t, SymbolicZero) for t in tangents[1]]
-        moving, pushed = ([partition(x, moves)] for x in (read, tangents[1]))
-        _, c = jax.jvp(lambda x: f(y, combine(read, moves, x)), moving, pushed)
+        moving = partition(read, moves)
+        pushed = partition(tangents[1], moves)
+        _, c = jax.jvp(lambda x: f(y, combine(read, moves, x)), [moving], [pushed])
         return y, _solve_linear(lambda y: f(y, read), y, c, [*y, *read])
 
     found: Leaves = implicit(lax.stop_gradient(root), read)
@@ -323,8 +331,11 @@ def _length(leaves: Leaves) -> int:
 def _check_step(step: Callable[[Any], Any], guess: Any) -> None:
     """Raise unless the step returns a pytree as the guess."""
     found = jax.eval_shape(step, guess)
-    types = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (found, guess)]
-    if types[0] != types[1]:
+    if _types(found) != _types(guess):
         raise TypeError(
             f"step returns {describe(found)}, expected a pytree as the guess: {describe(guess)}."
         )
+
+
+def _types(tree: Any) -> Any:
+    return jax.tree.map(lambda x: (x.shape, x.dtype), tree)

@@ -55,11 +55,7 @@ def guided(
         raise TypeError(f"scale is {describe(scale)}, expected a number, such as 7.5.")
 
     def output(x: Array, t: Array, condition: Any, no_condition: Any) -> Array:
-        shapes = [
-            [(leaf.shape, leaf.dtype) for leaf in map(jnp.asarray, jax.tree.leaves(each))]
-            for each in (condition, no_condition)
-        ]
-        if shapes[0] != shapes[1]:
+        if _types(condition) != _types(no_condition):
             raise ValueError(
                 f"condition is {describe(condition)} and no_condition is {describe(no_condition)}, "
                 "expected the same shapes and dtypes."
@@ -67,10 +63,16 @@ def guided(
         both = jax.tree.map(lambda *leaves: jnp.stack(leaves), condition, no_condition)
         with_it, without = jax.vmap(model, in_axes=(None, None, 0))(x, t, both)
         size = jnp.asarray(scale, without.dtype)
-        (guide, variance), (start, _) = split(with_it, x), split(without, x)
+        guide, variance = split(with_it, x)
+        start, _ = split(without, x)
         prediction = start + size * (guide - start)
         if variance is None:
             return prediction
         return jnp.concatenate([prediction, variance], axis=doubled_axis(with_it, x))
 
     return output
+
+
+def _types(condition: Any) -> list[Any]:
+    """The shapes and dtypes of the leaves."""
+    return [(jnp.shape(leaf), jnp.asarray(leaf).dtype) for leaf in jax.tree.leaves(condition)]

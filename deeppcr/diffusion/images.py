@@ -78,10 +78,8 @@ def inpainted(table: Table, inpaint: Any, x: Array) -> Table:
     if inpaint is None:
         return table
     check_type("inpaint", inpaint, Inpaint, "a deeppcr.diffusion.Inpaint, or None")
-    image, noise = (
-        as_image(f"inpaint.{name}", getattr(inpaint, name), x.shape).astype(x.dtype)
-        for name in ("image", "noise")
-    )
+    image = as_image("inpaint.image", inpaint.image, x.shape).astype(x.dtype)
+    noise = as_image("inpaint.noise", inpaint.noise, x.shape).astype(x.dtype)
     mask = jnp.asarray(inpaint.mask)
     try:
         fits = np.broadcast_shapes(mask.shape, x.shape) == x.shape
@@ -99,7 +97,8 @@ def inpainted(table: Table, inpaint: Any, x: Array) -> Table:
 def noisy(level: Mapping[str, Any], image: Array, noise: Array) -> Array:
     """``alpha image + sigma noise``, of the dtype of the image, computed in float32 or better."""
     wide = precise(image.dtype)
-    alpha, sigma = (jnp.asarray(level[name], wide) for name in ("alpha", "sigma"))
+    alpha = jnp.asarray(level["alpha"], wide)
+    sigma = jnp.asarray(level["sigma"], wide)
     return (alpha * image.astype(wide) + sigma * noise.astype(wide)).astype(image.dtype)
 
 

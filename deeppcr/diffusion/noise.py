@@ -28,6 +28,18 @@ def alphas_cumprod_at(config: Config, times: np.ndarray, beyond: float = 1.0) ->
     return np.where(times < 0, beyond, alphas_cumprod(config).astype(np.float64)[times])
 
 
+def last_alpha_cumprod(config: Config) -> float:
+    """``alpha_t²`` after the last step: 1, or that of the first training time."""
+    if config["set_alpha_to_one"]:
+        return 1.0
+    return float(alphas_cumprod_at(config, np.zeros(1, int))[0])
+
+
+def levels(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``(alpha_t, sigma_t)`` for ``alpha_t²``, with ``alpha_t² + sigma_t² = 1``."""
+    return np.sqrt(squares), np.sqrt(1 - squares)
+
+
 def beta_between(here: np.ndarray, there: np.ndarray) -> np.ndarray:
     """``1 - alpha² / alpha'²``, rounded to float32 as in diffusers.
 

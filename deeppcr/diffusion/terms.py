@@ -46,8 +46,13 @@ def total(terms: Iterable[Terms]) -> Terms:
 
 def by_step(rows: list[Terms]) -> Terms:
     """One combination for all steps, from those of single steps."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return Terms({name: np.array([row.get(name, 0.0) for row in rows]) for name in names})
+    names: dict[str, Any] = {}
+    for row in rows:
+        names.update(row)
+    columns = Terms()
+    for name in names:
+        columns[name] = np.array([row.get(name, 0.0) for row in rows])
+    return columns
 
 
 def multistep(start: Terms, weights: np.ndarray, y: Terms) -> dict[str, Terms]:

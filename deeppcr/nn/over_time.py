@@ -42,10 +42,16 @@ def recur(
     """
     if unknown := given.keys() - set(OPTIONS):
         raise TypeError(f"{min(unknown)} is no argument; expected one of {', '.join(OPTIONS)}.")
-    return_carry, time_major, reverse, keep_order = (
-        getattr(layer, name) if given.get(name) is None else given[name] for name in OPTIONS
-    )
-    shape, features = list(jnp.shape(inputs)), layer.cell.num_feature_axes
+
+    def option(name: str) -> Any:
+        value = given.get(name)
+        return getattr(layer, name) if value is None else value
+
+    return_carry = option("return_carry")
+    reverse = option("reverse")
+    restores = reverse and option("keep_order")
+    shape = list(jnp.shape(inputs))
+    features = layer.cell.num_feature_axes
     if len(shape) < features + 1:
         axes = "one axis" if features == 1 else f"{features} axes"
         raise ValueError(
@@ -54,7 +60,7 @@ def recur(
     width = getattr(layer.cell, "in_features", shape[-1])
     if shape[-1] != width:
         raise ValueError(f"inputs has shape {shape}, expected {width} features.")
-    axis = 0 if time_major else len(shape) - features - 1
+    axis = 0 if option("time_major") else len(shape) - features - 1
     del shape[axis]
     batch = tuple(shape[: len(shape) - features])
     if lengths is not None:
@@ -77,7 +83,9 @@ def recur(
 
     xs = flipped(jnp.moveaxis(jnp.asarray(inputs), axis, 0), reverse)
     (state, last), ys = scan(
-        *(body, (state, carry), xs),
+        body,
+        (state, carry),
+        xs,
         unroll=layer.unroll,
         method=layer.method,
         adjoint=layer.adjoint,
@@ -86,7 +94,7 @@ def recur(
     if chooses:
         carries, ys = ys
         last = _last_valid(carry, carries, lengths)
-    ys = jax.tree.map(lambda y: jnp.moveaxis(flipped(y, reverse and keep_order), 0, axis), ys)
+    ys = jax.tree.map(lambda y: jnp.moveaxis(flipped(y, restores), 0, axis), ys)
     return state, (last, ys) if return_carry else ys
 
 

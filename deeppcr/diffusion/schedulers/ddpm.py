@@ -29,7 +29,7 @@ import numpy as np
 
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import integer_times
-from deeppcr.diffusion.noise import alphas_cumprod_at, beta_between
+from deeppcr.diffusion.noise import alphas_cumprod_at, beta_between, last_alpha_cumprod, levels
 from deeppcr.diffusion.output import original_from
 from deeppcr.diffusion.table import Table, tabulate
 from deeppcr.diffusion.terms import NOISE, OUTPUT, X0, X
@@ -58,18 +58,19 @@ def ddpm(config: Config, steps: int) -> Table:
         + np.sqrt(there) * beta / (1 - here) * X0
         + np.where(times > 0, np.sqrt(variance), 0.0) * NOISE
     )
-    learned, alpha, sigma = None if span is None else kind, np.sqrt(here), np.sqrt(1 - here)
+    learned = None if span is None else kind
+    alpha, sigma = levels(here)
     return tabulate(config, times, alpha, sigma, {"x": x}, learned=learned, span=span)
 
 
 def ddim(config: Config, steps: int) -> Table:
     """The table of DDIM."""
     times = integer_times(config, steps)
-    last = 1.0 if config["set_alpha_to_one"] else alphas_cumprod_at(config, np.zeros(1, int))[0]
+    last = last_alpha_cumprod(config)
     here = alphas_cumprod_at(config, times, last)
     # As in diffusers, the next time is one stride of "leading" spacing away for every spacing.
     there = alphas_cumprod_at(config, times - config["num_train_timesteps"] // steps, last)
-    alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
+    alpha, sigma = levels(here)
     p, q = original_from(config["prediction_type"], alpha, sigma)
     s = config["eta"] * np.sqrt((1 - there) / (1 - here) * beta_between(here, there))
     noise = 1 / sigma * (X - alpha * (p * X + q * OUTPUT))
@@ -90,7 +91,7 @@ def lcm(config: Config, steps: int) -> Table:
     distilled = np.arange(original, 0, -1) * (total // original) - 1
     times = distilled[np.linspace(0, original, steps, endpoint=False).astype(int)].astype(np.int32)
     here = alphas_cumprod_at(config, times)
-    alpha, sigma = np.sqrt(here), np.sqrt(1 - here)
+    alpha, sigma = levels(here)
     scaled_times = times * config["timestep_scaling"]
     size = scaled_times**2 + SIGMA_DATA**2
     z = scaled_times / np.sqrt(size) * X0 + SIGMA_DATA**2 / size * X

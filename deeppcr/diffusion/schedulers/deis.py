@@ -23,7 +23,8 @@ def deis(config: Config, steps: int) -> Table:
     least = {**config, "final_sigmas_type": "sigma_min"}
     times, alpha, sigma = solver_grid(least, steps, stays=True)
     rho = sigma / alpha
-    (alpha, alpha_there), sigma = (alpha[:-1], alpha[1:]), sigma[:-1]
+    alpha, alpha_there = alpha[:-1], alpha[1:]
+    sigma = sigma[:-1]
     weights = np.zeros((steps, 3))
     for step, known in enumerate(steps_known(config, steps)):
         order = min(known, config["solver_order"])

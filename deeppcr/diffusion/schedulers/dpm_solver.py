@@ -44,7 +44,8 @@ def dpm_solver(config: Config, steps: int) -> Table:
         )
     cut = config["beta_schedule"] == "squaredcos_cap_v2"
     times, alpha, sigma = solver_grid(config, steps, cut=cut)
-    (alpha, alpha_there), (sigma, sigma_there) = ((x[:-1], x[1:]) for x in (alpha, sigma))
+    alpha, alpha_there = alpha[:-1], alpha[1:]
+    sigma, sigma_there = sigma[:-1], sigma[1:]
     h = np.log(alpha_there / alpha * sigma / sigma_there)
     h[-1] = LEAST_STEP if abs(h[-1]) < LEAST_STEP else h[-1]
     k = 2 * h if is_sde else h

@@ -50,7 +50,11 @@ def _tabulate(
     largest = float(sigmas.max())
     is_leading = config["timestep_spacing"] == "leading"
     return tabulate(
-        *(config, times, np.ones(len(here)), here, update),
+        config,
+        times,
+        np.ones(len(here)),
+        here,
+        update,
         scale=alpha_sigma(here)[0],
         init_noise_sigma=(largest**2 + 1) ** 0.5 if is_leading else largest,
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import integer_times
-from deeppcr.diffusion.noise import alphas_cumprod_at
+from deeppcr.diffusion.noise import alphas_cumprod_at, last_alpha_cumprod, levels
 from deeppcr.diffusion.table import Table, tabulate
 from deeppcr.diffusion.terms import OUTPUT, Terms, X, by_step, term, total
 
@@ -79,24 +79,25 @@ def pndm(config: Config, steps: int) -> Table:
             f"a step begins at time {begins.max()}, expected one below {trained}: take "
             "another timestep_spacing, or steps_offset=0."
         )
-    output, start, stages = (
-        by_step([getattr(call, name) for call in calls]) for name in ("output", "start", "stages")
-    )
-    last = 1.0 if config["set_alpha_to_one"] else alphas_cumprod_at(config, np.zeros(1, int))[0]
-    here, there = (alphas_cumprod_at(config, each, last) for each in (begins, ends))
-    alpha, sigma, keep = np.sqrt(here), np.sqrt(1 - here), np.sqrt(there / here)
+    output = by_step([call.output for call in calls])
+    start = by_step([call.start for call in calls])
+    last = last_alpha_cumprod(config)
+    here = alphas_cumprod_at(config, begins, last)
+    there = alphas_cumprod_at(config, ends, last)
+    alpha, sigma = levels(here)
+    keep = np.sqrt(there / here)
     is_v = config["prediction_type"] == "v_prediction"
     noise = alpha * output + sigma * start if is_v else output
     update = {
         "x": keep * start + (np.sqrt(1 - there) - keep * sigma) * noise,
         "start": start,
-        "stages": stages,
+        "stages": by_step([call.stages for call in calls]),
     }
     for old, new in pairwise(OUTPUTS):
         (name,) = new
         update[name] = by_step([old if call.remember else new for call in calls])
-    squares = alphas_cumprod_at(config, called)
-    return tabulate(config, called, np.sqrt(squares), np.sqrt(1 - squares), update)
+    alpha, sigma = levels(alphas_cumprod_at(config, called))
+    return tabulate(config, called, alpha, sigma, update)
 
 
 def _first_twice(times: np.ndarray, stride: int, start: int) -> list[Call]:
