@@ -17,7 +17,8 @@ from jax import Array, lax
 
 import deeppcr
 import depth
-from deeppcr import choose
+from deeppcr.choose import accelerators
+from deeppcr.choose.rule import UNROLL
 from deeppcr.lower import CannotFuse
 from deeppcr.planning.candidates import instance_of
 from depth.cost import call_seconds
@@ -75,14 +76,14 @@ def probes(platform: str, quick: bool) -> list[Probe]:
     ]
     if platform == "cuda":
         rule: dict[str, Seconds] = {
-            "CALL": lambda _: choose.CALL,
-            "LAUNCH": lambda length: choose.loop_seconds(_chain(length)),
+            "CALL": lambda _: accelerators.CALL,
+            "LAUNCH": lambda length: accelerators.loop_seconds(_chain(length)),
             "STEP, INSTRUCTION": lambda length: (
-                choose.kernel_seconds(_chain(length), "cuda") or 0.0
+                accelerators.kernel_seconds(_chain(length), "cuda") or 0.0
             ),
-            "ROUND": lambda length: choose.CALL + choose.solve_seconds(_chain(length)),
+            "ROUND": lambda length: accelerators.CALL + accelerators.solve_seconds(_chain(length)),
         }
-        unrolled, kernel = _gru(unroll=choose.UNROLL), _gru(fused=True)
+        unrolled, kernel = _gru(unroll=UNROLL), _gru(fused=True)
         found += [
             Probe("rule: a call, CALL", found[0].make, (0, 1), rule["CALL"]),
             Probe("rule: a step of a loop, LAUNCH", unrolled, (long, 4 * long), rule["LAUNCH"]),

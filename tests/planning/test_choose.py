@@ -15,14 +15,9 @@ import deeppcr
 from deeppcr import Newton, Sequential
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.chain.chain import trace_chain
-from deeppcr.choose import (
-    choose_adjoint,
-    choose_method,
-    loop_seconds,
-    picard_seconds,
-    reads_little,
-    segment,
-)
+from deeppcr.choose import choose_adjoint, choose_method
+from deeppcr.choose.accelerators import loop_seconds, picard_seconds
+from deeppcr.choose.cpu import reads_little, segment
 from deeppcr.lower.variants import compiled_for
 from deeppcr.newton.convergence import USUAL
 from deeppcr.planning.candidates import instance_of
