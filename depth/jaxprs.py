@@ -208,10 +208,15 @@ def interpret(
     return [literal(x) if hasattr(x, "val") else values[x] for x in wanted]
 
 
+def constants_of(closed: Any) -> list[Any]:
+    """The values of the constants of a program: none of one that has them as variables."""
+    return list(getattr(closed, "consts", ()))
+
+
 def entered(closed: Any, operands: Sequence[Any]) -> tuple[Program, dict[Any, Any]]:
     """A closed program, and its known variables when called with ``operands``."""
     program = Program.of(closed)
-    return program, program.known([*getattr(closed, "consts", ()), *operands])
+    return program, program.known([*constants_of(closed), *operands])
 
 
 def run(closed: Any, operands: Sequence[Any], rule: Rule) -> list[Any]:

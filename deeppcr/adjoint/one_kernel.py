@@ -28,7 +28,7 @@ from deeppcr.lower import (
     fused_solve,
     kernels_run,
 )
-from depth.jaxprs import Program
+from depth.jaxprs import Program, constants_of
 
 # One iteration, and some more if products of Jacobians lose digits.
 LINEAR = SolvedBelow(iterations=4, standing=0.0, update=math.inf)
@@ -72,7 +72,7 @@ class _Recurrence(NamedTuple):
         program, given = Program.of(closed), len(enter) + len(inputs)
         constvars = [*program.invars[given:], *program.constvars]
         program = program._replace(invars=program.invars[:given], constvars=constvars)
-        captured = [*chain.captured, *getattr(closed, "consts", ())]
+        captured = [*chain.captured, *constants_of(closed)]
         return cls(chain, g, enter, program, inputs, captured)
 
     @property

@@ -52,10 +52,7 @@ class LinearSolver(ABC):
 
     def solve_unguarded(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
         """`solve`, not judged by its residual: for what checks its result itself."""
-        if self.is_decoupled(blocks, b):
-            return b
-        working = working_dtype(b.dtype)
-        return self._solve(blocks.astype(working), b.astype(working), reverse).astype(b.dtype)
+        return self._in_float32(self._solve, blocks, b, reverse)
 
     def solve_transposed_unguarded(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
         """`solve_transposed`, not judged by its residual."""

@@ -130,7 +130,7 @@ def _rows(equation: Any, values: list[Any]) -> Images | None:
     contracted, batch = equation.params["dimension_numbers"]
     mine = 0 if isinstance(values[0], Units) else 1
     units, other = values[mine], values[1 - mine]
-    if isinstance(other, Units | Images) or len(contracted[mine]) != 1:
+    if not _is_plain(other) or len(contracted[mine]) != 1:
         return None
     start = units.start(*contracted[mine])
     if start is None:

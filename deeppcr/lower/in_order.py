@@ -12,7 +12,16 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.written_apart import written_apart
 from deeppcr.lower.primitive import Lowered
 from deeppcr.lower.targets import target
-from depth.jaxprs import Program, Rule, bind, entered, interpret, is_literal, scan_parts
+from depth.jaxprs import (
+    Program,
+    Rule,
+    bind,
+    constants_of,
+    entered,
+    interpret,
+    is_literal,
+    scan_parts,
+)
 
 
 def loop(
@@ -152,7 +161,7 @@ class Loop(NamedTuple):
         new = Program.of(closed)
         constvars = [*new.invars[:count], *new.constvars]
         program = new._replace(constvars=constvars, invars=new.invars[count:])
-        constants = [*operands.constants, *getattr(closed, "consts", ())]
+        constants = [*operands.constants, *constants_of(closed)]
         return self._replace(program=program), operands._replace(constants=constants)
 
     def scan(
@@ -185,7 +194,7 @@ def lowered_by(
     (equation,) = program.eqns
     consts, carry, _ = scan_parts(equation)
     read = [values[x] for x in equation.invars]
-    constants = [*read[:consts], *getattr(equation.params["jaxpr"], "consts", ())]
+    constants = [*read[:consts], *constants_of(equation.params["jaxpr"])]
     parts = Operands(constants, read[consts : consts + carry], read[consts + carry :])
     last, ys = lower(Loop.of(equation, linear, in_one), parts)
     values |= dict(zip(equation.outvars, [*last, *ys], strict=True))

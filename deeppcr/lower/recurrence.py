@@ -17,13 +17,11 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.lower.products import IN_LOOP
 from deeppcr.lower.targets import target
 
 # On GPUs the default float32 product is TF32, of about three digits.
 HIGHEST = lax.Precision.HIGHEST
-# Up to this many numbers, multiply and reduce takes 0.3 to 0.9 of the time of `jnp.einsum` (jax
-# 0.10.2, 2 cores). Above, it takes up to 10 times as long: XLA starts threads for each step.
-FEW_NUMBERS = 4095
 FEW_STEPS = 4  # chains up to this length are solved step by step on all devices
 
 
@@ -37,7 +35,9 @@ def matvec(matrix: Array, y: Array, use: Use = "derivative") -> Array:
     is_narrow = matrix.shape[-1] <= target().widest
     if use == "summand" and target().waits and is_narrow:
         return _combination(jnp.moveaxis(matrix, -1, 0), y)
-    if use == "residual" or matrix.size <= FEW_NUMBERS:
+    # Of few numbers, multiply and reduce takes 0.3 to 0.9 of the time of `jnp.einsum`. Above, it
+    # takes up to 10 times as long: XLA starts threads for each step (jax 0.10.2, 2 cores).
+    if use == "residual" or matrix.size <= IN_LOOP.multiplications:
         return (matrix * y[..., None, :]).sum(-1)
     if use == "step" and is_narrow:
         # For loops alone: its derivative takes twice as long as that of the einsum (jax 0.10.2, 2

@@ -92,6 +92,22 @@ class Evaluation(NamedTuple):
     update: Array
 
 
+class Change(NamedTuple):
+    """The last update of an iterate, and what it is measured by: arrays ``[L, *batch, w]``.
+
+    Attributes:
+        relative: the update, relative to the size of the entry.
+        size: the update itself, beyond the absolute tolerance.
+        own: the size of the entries: see `sizes`.
+        common: that of the states.
+    """
+
+    relative: Array
+    size: Array
+    own: Array
+    common: Array
+
+
 @dataclasses.dataclass(frozen=True)
 class Criterion(ABC):
     """A convergence criterion: see `NewtonCriterion` and `ContractionCriterion`.
@@ -131,9 +147,8 @@ class Criterion(ABC):
         relative = _over(residual, own)
         update = jnp.maximum(update - self.atol, 0)
         changed = _over(update, own)
-        settled, resting, norm, contraction = self._remaining(
-            changed, update, own, common, last, axis
-        )
+        change = Change(changed, update, own, common)
+        settled, resting, norm, contraction = self._remaining(change, last, axis)
         if self.is_given:  # a state is right if its residual is, and so are the states before it
             right = jnp.ones((), bool)
             settled = axis.before(right, settled)
@@ -209,21 +224,12 @@ class Criterion(ABC):
 
     @abstractmethod
     def _remaining(
-        self,
-        changed: Array,
-        update: Array,
-        own: Array,
-        common: Array,
-        last: Convergence,
-        axis: ChainAxis,
+        self, change: Change, last: Convergence, axis: ChainAxis
     ) -> tuple[Array, Array, Array, Array]:
         """Where the remaining change is rounding, and the norm and contraction to store.
 
         Args:
-            changed: the last update, relative to the size of the entry.
-            update: the same, beyond the absolute tolerance.
-            own: the size of the entries: see `sizes`.
-            common: that of the states.
+            change: the last update.
             last: the convergence state of the iterate before.
             axis: the chain axis.
 
@@ -256,16 +262,11 @@ class NewtonCriterion(Criterion):
     own_rounding: float = 0.0
 
     def _remaining(
-        self,
-        changed: Array,
-        update: Array,
-        own: Array,
-        common: Array,
-        last: Convergence,
-        axis: ChainAxis,
+        self, change: Change, last: Convergence, axis: ChainAxis
     ) -> tuple[Array, Array, Array, Array]:
-        settled = changed <= np.maximum(np.sqrt(self._units(own)), self.rtol or 0.0)
-        return settled, changed <= self._rest, last.update_norm, last.contraction
+        most = np.maximum(np.sqrt(self._units(change.own)), self.rtol or 0.0)
+        settled, resting = change.relative <= most, change.relative <= self._rest
+        return settled, resting, last.update_norm, last.contraction
 
     def _stands(self, level: Array, moved: Array, last: Stagnation, count: Array) -> Array:
         stands = super()._stands(level, moved, last, count)
@@ -302,14 +303,9 @@ class ContractionCriterion(Criterion):
     OF_STATE = False
 
     def _remaining(
-        self,
-        changed: Array,
-        update: Array,
-        own: Array,
-        common: Array,
-        last: Convergence,
-        axis: ChainAxis,
+        self, change: Change, last: Convergence, axis: ChainAxis
     ) -> tuple[Array, Array, Array, Array]:
+        _, update, own, common = change
         norms = [_over(update, size).max(axis=-1, initial=0) for size in (common, own)]
         so_far = axis.cummax(jnp.stack(norms, axis=-1))
         norm, contraction, current = self._denoised(so_far[..., 0], last, axis)

@@ -13,7 +13,7 @@ from jax.interpreters import partial_eval as pe
 
 from deeppcr.arrays.partition import combine
 from depth.counts import named_axes
-from depth.jaxprs import HoldsProgram, Program, equations, without_constants
+from depth.jaxprs import HoldsProgram, Program, constants_of, equations, without_constants
 
 
 class Later(HoldsProgram):
@@ -134,7 +134,7 @@ def without_unused(
 
 def with_operands(closed: Any) -> tuple[Any, list[Any]]:
     """The program that takes its constants as its first operands, and these."""
-    jaxpr, consts = without_constants(closed), list(getattr(closed, "consts", ()))
+    jaxpr, consts = without_constants(closed), constants_of(closed)
     invars = [*jaxpr.constvars, *jaxpr.invars]
     if closed is jaxpr:  # since jax 0.11
         return closed.replace(constvars=[], consts=[], invars=invars), consts

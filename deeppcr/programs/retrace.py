@@ -21,7 +21,15 @@ from jax.extend import linear_util
 from jax.extend.core import Literal
 
 from deeppcr.arrays.avals import abstract
-from depth.jaxprs import Program, bind, interpret, is_literal, vary, without_constants
+from depth.jaxprs import (
+    Program,
+    bind,
+    constants_of,
+    interpret,
+    is_literal,
+    vary,
+    without_constants,
+)
 
 SHARDINGS = ("sharding", "out_sharding")
 NO_MESH = jax.sharding.AbstractMesh((), ())
@@ -62,7 +70,7 @@ def varying_alike(program: Program, axes: frozenset[str]) -> tuple[Program, list
 
 @dataclasses.dataclass(eq=False)
 class Retrace:
-    """Retracing with other types, or with other equations.
+    """Retracing with other types.
 
     Attributes:
         axes: of `jax.shard_map`, over which arrays vary, too.
@@ -82,7 +90,7 @@ class Retrace:
         """The mesh to trace on."""
         return nullcontext()
 
-    def replace(self, equation: Any, operands: list[Any]) -> list[Any] | None:
+    def _replace(self, equation: Any, operands: list[Any]) -> list[Any] | None:
         """The results of an equation, by its programs retraced; None to evaluate it as it is."""
         params = {
             key: value if key == "bwd" else self._convert(value)  # which runs on other types
@@ -98,7 +106,7 @@ class Retrace:
             return retraced(program, partial(self._run, program), self.type)
 
     def _run(self, program: Program, values: Sequence[Any]) -> list[Any]:
-        known, rule = program.known(values), partial(bind, replace=self.replace)
+        known, rule = program.known(values), partial(bind, replace=self._replace)
         return self._cast(interpret(program, known, program.outvars, rule))
 
     def _cast(self, values: Sequence[Any]) -> list[Any]:
@@ -151,11 +159,6 @@ class _Meshless(Retrace):
     def mesh(self) -> AbstractContextManager[Any]:
         """See `Retrace`."""
         return jax.sharding.use_abstract_mesh(NO_MESH)
-
-
-def constants_of(closed: Any) -> list[Any]:
-    """The values of the constants of a program, as `jax.make_jaxpr` returns it."""
-    return list(getattr(closed, "consts", ()))
 
 
 def converted(parameter: Any, program: Callable[[Any], Any], rule: Callable[..., Any]) -> Any:

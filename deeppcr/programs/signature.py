@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend.core.primitives import reduce_p
 
-from depth.jaxprs import is_literal, without_constants
+from depth.jaxprs import constants_of, is_literal, without_constants
 from depth.primitives import primitive
 
 SMALL = 64  # elements of a constant that may be part of a program that is kept
@@ -95,7 +95,7 @@ class _Signature:
             )
             for each in jaxpr.eqns
         )
-        constants = tuple(self.of(value) for value in getattr(closed, "consts", ()))
+        constants = tuple(map(self.of, constants_of(closed)))
         return (inputs, constants, equations, tuple(number(atom) for atom in jaxpr.outvars))
 
     def _parameters(self, equation: Any) -> Any:

@@ -33,7 +33,7 @@ from deeppcr.programs.calls import Call, communicates, without_unused
 from deeppcr.programs.signature import Signed
 from deeppcr.solution import Run
 from deeppcr.solving.problem import Problem, converted_structure, solution_of, step_of
-from depth.jaxprs import HoldsProgram, Program
+from depth.jaxprs import HoldsProgram, Program, constants_of
 
 solve = jax.custom_jvp(solution_of)
 """The solution, differentiable in the arrays of the chain, to every order."""
@@ -121,7 +121,7 @@ def bind_problem(
 
 
 def _closes_over_tracers(program: Any) -> bool:
-    return any(isinstance(x, jax.core.Tracer) for x in getattr(program, "consts", ()))
+    return any(isinstance(x, jax.core.Tracer) for x in constants_of(program))
 
 
 def _solution(static: tuple[Any, bool], leaves: Sequence[Any]) -> Run:

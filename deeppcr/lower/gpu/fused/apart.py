@@ -11,13 +11,13 @@ from typing import Any, Self
 import jax
 
 from deeppcr.arrays.state import Leaves
+from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.programs.split import Split
 from depth.counts import size
 from depth.jaxprs import Program, equations, moved_by
 from depth.primitives import primitive
 
-MOST = 8  # entries that a step reads, for each of the state: they are kept for all steps
 SEPARATE = frozenset({"elementwise", "move", "call", "derivative rule"})
 
 
@@ -41,7 +41,7 @@ class Apart(Split):
         Raises:
             CannotFuse: what it reads would fill the memory.
         """
-        if sum(map(size, self.between)) > MOST * sum(map(size, self.state)):
+        if sum(map(size, self.between)) > limits.MAX_HOISTED * sum(map(size, self.state)):
             raise CannotFuse("what a step reads is too much to be kept for all steps")
         return self.rest
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code, Operation, convert, operation
-from depth.jaxprs import Program, called, interpret
+from depth.jaxprs import Program, called, constants_of, interpret
 from depth.primitives import primitive
 
 
@@ -59,7 +59,7 @@ def _run(program: Any, known: Any, wanted: Any, apply: Code, batches: int) -> li
 
 def _called(closed: Any, operands: list[Entries], apply: Code, batches: int) -> list[Entries]:
     """The results of a program inside of another."""
-    constants = [constant(np.asarray(value), batches) for value in getattr(closed, "consts", ())]
+    constants = [constant(np.asarray(value), batches) for value in constants_of(closed)]
     program = Program.of(closed)
     variables = [*program.constvars, *program.invars]
     known = dict(zip(variables, [*constants, *operands], strict=True))

@@ -12,7 +12,7 @@ from deeppcr.lower.gpu.fused.entries import Entries, constant, evaluate, table_o
 from deeppcr.lower.gpu.fused.operations import Code
 from deeppcr.lower.gpu.fused.step import FusedStep
 from deeppcr.programs import cut_first
-from depth.jaxprs import Program
+from depth.jaxprs import Program, constants_of
 
 
 class Linearised(NamedTuple):
@@ -57,7 +57,7 @@ def linearised(step: FusedStep, texts: Sequence[Sequence[str]], threads: int) ->
     values = step.written(evaluate(step.program, operands, code)[: step.states])
     code.folds = True
     state = operands[: step.states]
-    program, constants = Program.of(derivative), getattr(derivative, "consts", ())
+    program, constants = Program.of(derivative), constants_of(derivative)
     known = [constant(np.asarray(x), len(state[0].examples)) for x in constants]
     tangents = []
     for k in range(sum(x.table.size for x in state)):

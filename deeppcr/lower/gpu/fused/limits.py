@@ -18,6 +18,7 @@ MAX_INSTRUCTIONS = 4096  # of a thread in a step: compiled
 MAX_INSTRUCTIONS_OF_ALL = 65536  # of all threads in a step, before they are divided: assumed
 MAX_READ = 16384  # entries of an array that a step reads: assumed
 MAX_PLACES = 64  # combinations of arrays that may have an entry for each example: assumed
+MAX_HOISTED = 8  # entries that a step reads, for each of its state, if they are kept: assumed
 ONE_THREAD = 8  # entries of a state that a thread may have alone: compiled
 THREADS_AT_ONCE = 16384  # that a GPU runs: up to these, threads share a narrow state: assumed
 MAX_THREADS = 65536  # of states that threads share: assumed

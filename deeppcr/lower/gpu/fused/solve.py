@@ -122,10 +122,8 @@ class FusedSolve(NamedTuple):
         each = [jax.ShapeDtypeStruct(shape, x.dtype) for x in (counted, reached, left)]
         found = launch(self.text, self.step.read(operands), [*states, *each])
         of_chains = [x.reshape(*counted.shape, -1) for x in found[-OF_CHAINS:]]
-        return [
-            *found[:-OF_CHAINS],
-            *(reduce(-1) for reduce in (of_chains[0].max, of_chains[1].min, of_chains[2].max)),
-        ]
+        iterations, prefix, residual = of_chains
+        return [*found[:-OF_CHAINS], iterations.max(-1), prefix.min(-1), residual.max(-1)]
 
 
 def fused_solve(

@@ -23,7 +23,7 @@ from deeppcr.lower.gpu.fused.entries import Entries, evaluate, narrow, table_of
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code
 from deeppcr.programs import cut_first
-from depth.jaxprs import Program, is_literal, needed
+from depth.jaxprs import Program, constants_of, is_literal, needed
 
 Axes = tuple[int | None, ...]
 Shape = tuple[int, ...]
@@ -80,11 +80,10 @@ class FusedStep:
             CannotFuse: it has no kernel; the message says why.
         """
         apart = Apart.of_step(program, states)
-        ways = [
-            *((None, shape) for shape in apart.entries(program)),
-            *((apart, shape) for shape in apart.entries(apart.rest)),
-            *((each, batch_shape) for each in (None, apart)),
-        ]
+        ways: list[tuple[Apart | None, Shape]] = []
+        ways += [(None, shape) for shape in apart.entries(program)]
+        ways += [(apart, shape) for shape in apart.entries(apart.rest)]
+        ways += [(None, batch_shape), (apart, batch_shape)]
         reasons = []
         for way in ways:
             try:
@@ -194,7 +193,7 @@ class FusedStep:
         found = found._replace(invars=found.invars[:end], constvars=constvars)
         batch = size, *program.invars[0].aval.shape[: self.batch_ndim]
         new = self.of(found, self.states, end - self.states, batch)
-        return new, list(getattr(closed, "consts", ()))
+        return new, constants_of(closed)
 
     def read(self, operands: Sequence[Any]) -> Leaves:
         """What a kernel reads, of the operands of the whole program: those that a step uses."""
