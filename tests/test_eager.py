@@ -11,7 +11,7 @@ import pytest
 
 import deeppcr
 from deeppcr.chain.eager import program_key
-from deeppcr.chain.step import trace
+from deeppcr.chain.trace import trace
 from tests.problems import normal
 
 WEIGHT, INIT, XS = normal(0, 2, 2, scale=0.5), normal(1, 2), normal(2, 6, 2)

@@ -25,11 +25,12 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.step import Step, on_no_mesh
+from deeppcr.chain.step import Step
+from deeppcr.chain.trace import on_no_mesh
 from deeppcr.lower import as_products, bounded, own_filters
 from deeppcr.programs.cut_first import evaluate, opened
 from deeppcr.programs.retrace import with_literals
-from depth.jaxprs import Program, bind, called, interpret, is_literal, moved_by
+from depth.jaxprs import Program, bind, called, constants_of, interpret, is_literal, moved_by
 from depth.primitives import primitive
 
 _FOUND: WeakKeyDictionary[Step, dict[Any, "StepTangents"]] = WeakKeyDictionary()
@@ -174,7 +175,7 @@ def _traced(step: Step, moves: Moves, in_halves: bool) -> StepTangents:
 
     moving = z, partition(x, moves.inputs), partition(c, moves.captured)
     closed = jax.make_jaxpr(tangents)(z, x, c, *moving)
-    found = with_literals(Program.of(closed), list(getattr(closed, "consts", ())))
+    found = with_literals(Program.of(closed), constants_of(closed))
     if in_halves and any(called(each) is not None for each in found.eqns):
         found = opened(found, with_checkpoints=True)
     rest, counts = iter(found.invars), (len(z) + len(x) + len(c), *map(len, moving))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-from jax import Array, export, lax
+from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.arrays.avals import of_step, on_one_device, varying_axes
@@ -21,17 +21,12 @@ from deeppcr.axis import LOCAL, ChainAxis, ChainSharding, explicit_mesh
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.drawn import drawn_first
 from deeppcr.chain.length import chain_length
-from deeppcr.chain.step import Extended, Step, trace
+from deeppcr.chain.obstacles import Obstacle, find_obstacle
+from deeppcr.chain.step import Extended, Step
+from deeppcr.chain.trace import trace
 from deeppcr.checks import check_type, leaves_as_arrays, named_after
 from deeppcr.layers import repeated
 from deeppcr.lower import each
-from deeppcr.programs.effects import (
-    couples_devices,
-    drawn_alone,
-    named_shardings,
-    without_steps,
-    without_vmap,
-)
 from depth.jaxprs import vary
 
 Adapt = Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], tuple[Any, Any]]]
@@ -135,7 +130,7 @@ class TracedChain:
     offset: Any = None
     function: Callable[[Any, Any], tuple[Any, Any]] | None = None
     adapt: "Adapt | None" = None
-    obstacle: "Obstacle | None" = None
+    obstacle: Obstacle | None = None
 
     def __call__(self, states: Leaves) -> Leaves:
         """``step(z_{l-1}, x_l)`` for all l at once, from ``z_0 .. z_{L-1}``."""
@@ -205,14 +200,6 @@ class TracedChain:
     def is_empty(self) -> bool:
         """Whether a state has no entries: a scan used as a map."""
         return self.layout.width * self.layout.batch_size == 0
-
-
-class Obstacle(NamedTuple):
-    """Why a chain has to run as `jax.lax.scan`, and what a parallel method expects."""
-
-    reason: str
-    expected: str
-    error: type[Exception] = ValueError
 
 
 def trace_chain(
@@ -292,7 +279,7 @@ def trace_carry(
     pairs = zip(initial, step.dtypes, strict=True)
     state = [z if z.dtype == dtype else z.astype(dtype) for z, dtype in pairs]
     carry = Carry.of(step, jax.tree.unflatten(state_tree, state), name)
-    obstacle = _obstacle(step, carry, [*state, *xs, *captured])
+    obstacle = find_obstacle(step, carry, [*state, *xs, *captured])
     is_solvable = obstacle is None and carry.has_state
     if not carry.is_state:
         if is_solvable:
@@ -326,77 +313,3 @@ def trace_carry(
 
 def _as_arrays(name: str, tree: Any) -> tuple[Leaves, Any]:
     return leaves_as_arrays(name, tree), jax.tree.structure(tree)
-
-
-def _obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
-    """The first in the table that is found."""
-    for find, reason, *expected in OBSTACLES:
-        if words := find(step, carry, arrays):
-            return Obstacle(reason.format(words), *expected)
-    return None
-
-
-def _symbolic(step: Step, carry: Carry, arrays: Leaves) -> bool:
-    of_step = (atom.aval for equation in step.jaxpr.eqns for atom in equation.outvars)
-    shapes = (getattr(array, "shape", ()) for array in (*arrays, *of_step))
-    return any(map(export.is_symbolic_dim, itertools.chain.from_iterable(shapes)))
-
-
-def _uneven(step: Step, carry: Carry, arrays: Leaves) -> str:
-    varied = [varying_axes(z) for z in carry.state]
-    if len(set(varied)) <= 1:
-        return ""
-    pairs = zip(carry.state_names, varied, strict=True)
-    return ", ".join(f"{name} over {sorted(axes) or 'none'}" for name, axes in pairs)
-
-
-# A function that finds it in a step, the reason with what is found, what is expected instead.
-OBSTACLES: tuple[tuple[Any, ...], ...] = (
-    (
-        lambda step, *_: ", ".join(step.effects),
-        "the step has side effects ({}), and steps side by side have no order",
-        "a step without any",
-    ),
-    (
-        _symbolic,
-        "it has symbolic dimensions (jax.export.symbolic_shape)",
-        "numbers, which Jacobian blocks need",
-    ),
-    (
-        _uneven,
-        "the leaves of its state vary over different axes of jax.shard_map ({})",
-        "leaves that vary over the same, by jax.lax.pcast",
-    ),
-    (
-        lambda step, carry, _: couples_devices(step.evaluated, varying_axes(carry.state)),
-        "it communicates over axes of jax.shard_map over which its state varies ({}), so that the "
-        "chains of all devices are one",
-        "a state that is the same on all devices, with check_vma=True",
-    ),
-    (
-        lambda step, *_: without_vmap(step.evaluated),
-        "jax.vmap refuses it, since it contains a {} with vmap_method=None",
-        'another one, as vmap_method="sequential"',
-    ),
-    (
-        lambda step, *_: named_shardings(step.evaluated),
-        "it names shardings over a mesh ({}), and all steps at once have another axis",
-        "none, or jax.lax.with_sharding_constraint over axes of the type Auto",
-    ),
-    (
-        lambda step, *_: without_steps(step.evaluated),
-        "jax.vmap of all steps does not map what it communicates ({})",
-        "psum, pmean, all_gather or ppermute",
-    ),
-    (
-        lambda step, *_: drawn_alone(step.evaluated),
-        "it draws random bits with keys of dtype {}, and all steps at once draw others",
-        'keys of jax.random.key(seed, impl="threefry2x32"), or numbers drawn before',
-    ),
-    (
-        lambda _, carry, __: ", ".join(carry.coupled),
-        "{} depends on the floating part of the carry, and has no derivative with respect to it",
-        "integers, flags and keys that depend on inputs and on each other alone",
-        TypeError,
-    ),
-)

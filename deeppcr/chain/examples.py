@@ -15,7 +15,8 @@ from jax import lax
 from deeppcr.arrays.avals import abstract, of_step
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.step import Step, on_no_mesh
+from deeppcr.chain.step import Step
+from deeppcr.chain.trace import on_no_mesh
 from deeppcr.solution import Run
 from depth.jaxprs import Program
 

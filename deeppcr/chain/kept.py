@@ -24,7 +24,8 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.partition import combine, floating, partition
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.step import Step, extended, on_no_mesh
+from deeppcr.chain.step import Step, extended
+from deeppcr.chain.trace import on_no_mesh
 from deeppcr.programs.cut_first import opened
 from deeppcr.programs.terms import products_of
 from depth.counts import nbytes

@@ -21,7 +21,8 @@ from jax import Array
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.step import Step, trace
+from deeppcr.chain.step import Step
+from deeppcr.chain.trace import trace
 from deeppcr.checks import check_type, describe
 from deeppcr.linear import Blocks
 from deeppcr.linearize.exact import exact_linearization, find_linearization

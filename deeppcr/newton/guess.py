@@ -13,7 +13,8 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once
-from deeppcr.chain.step import Step, trace
+from deeppcr.chain.step import Step
+from deeppcr.chain.trace import trace
 from deeppcr.checks import check_count, check_name, check_type
 from deeppcr.lower import is_eager
 from deeppcr.newton.precision import cast

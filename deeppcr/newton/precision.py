@@ -12,7 +12,7 @@ from jax import Array
 from deeppcr.arrays.avals import of_step
 from deeppcr.arrays.state import Leaves, StateLayout
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.step import trace
+from deeppcr.chain.trace import trace
 
 
 def in_float32(chain: TracedChain) -> TracedChain:

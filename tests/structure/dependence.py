@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.arrays.state import StateLayout
-from deeppcr.chain.step import trace
+from deeppcr.chain.trace import trace
 from deeppcr.structure import find_structure
 from deeppcr.structure.find import connect
 

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from deeppcr.arrays.state import StateLayout
-from deeppcr.chain.step import trace
+from deeppcr.chain.trace import trace
 from deeppcr.structure import find, find_structure
 from tests.structure.dependence import assert_sound, differentiated, structure_of, traced
 
