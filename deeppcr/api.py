@@ -215,7 +215,8 @@ def forward(
     a layer with side effects (`jax.debug.print`). A layer that cannot be traced alone is called in
     its turn, after what comes before it: one that changes a flax nnx module when called (batch
     statistics, random counters), or that needs values. `deeppcr.layers.describe` shows which layers
-    form a chain. As under `jax.jit`, a layer must not leave a traced array in an object of Python.
+    form a chain. As under `jax.jit`, a layer must not leave a traced array in an object of Python;
+    nor may it change in place what it is given, or ask whether that is traced.
 
     On a CPU, a list without further arguments is called as the loop, outside `jax.jit` and if it is
     short. Under `jax.jit` it is compiled as quickly as possible, because arrays that are passed and
