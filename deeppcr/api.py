@@ -213,10 +213,11 @@ def forward(
     arrays that are one object in all of them are not copied. So are layers that repeat with a
     period (`Linear`, `relu`, `Linear`, `relu`, ...). Every other layer runs on its own, and so does
     a layer with side effects (`jax.debug.print`). A layer that cannot be traced alone is called in
-    its turn, after what comes before it: one that changes a flax nnx module when called (batch
-    statistics, random counters), or that needs values. `deeppcr.layers.describe` shows which layers
-    form a chain. As under `jax.jit`, a layer must not leave a traced array in an object of Python;
-    nor may it change in place what it is given, or ask whether that is traced.
+    its turn, after what comes before it: one that changes itself when called (batch statistics,
+    random counters), that changes in place what it takes, or that needs values.
+    `deeppcr.layers.describe` shows which layers form a chain. As under `jax.jit`, a layer must not
+    leave a traced array in an object that jax does not know, catch the error that asking for a
+    value raises, or do another thing if its argument is traced.
 
     On a CPU, a list without further arguments is called as the loop, outside `jax.jit` and if it is
     short. Under `jax.jit` it is compiled as quickly as possible, because arrays that are passed and
@@ -281,7 +282,7 @@ def forward(
         if batch_ndim is not None:
             checked(x)
         return call_layers(given, x)
-    return apply_layers(given, x, solved)
+    return apply_layers(given, x, solved, is_quick)
 
 
 def _chain_of(layers: Repeated) -> Chain:

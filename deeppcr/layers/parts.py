@@ -160,6 +160,20 @@ def take_apart(layer: Any, holders: list[Any] | None = None) -> tuple[Code, list
     return split(as_callable(layer)), arrays
 
 
+def changes(layer: Any, code: Code, arrays: list[Any]) -> str:
+    """What has changed in a layer since it was taken apart, as text; "" if nothing."""
+    known = list(map(id, arrays))
+    try:
+        after, now = take_apart(layer)
+        if after == code and list(map(id, now)) == known:
+            return ""
+    except NotApart:  # it has a part that it had not
+        pass
+    leaves = jax.tree_util.tree_leaves_with_path(layer)
+    new = [path for path, leaf in leaves if isinstance(leaf, jax.Array) and id(leaf) not in known]
+    return f"calling it changes {', '.join(map(jax.tree_util.keystr, new)) or 'its state'}"
+
+
 def _composite(value: Any) -> tuple[Hashable, Any, Any]:
     """The key, the parts, and the function that puts them together."""
     linen = linen_module()

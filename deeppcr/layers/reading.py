@@ -11,7 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.checks import describe
-from deeppcr.layers.parts import ARRAY, Code, as_callable, is_pair
+from deeppcr.layers.parts import ARRAY, Code, NotApart, as_callable, changes, is_pair, take_apart
 from deeppcr.programs.calls import with_operands
 from deeppcr.programs.effects import side_effects
 from deeppcr.programs.signature import signature
@@ -28,6 +28,7 @@ class Layer(NamedTuple):
         returns: the types of its output.
         acts: its side effects, as text; "" if it has none.
         size: the number of equations.
+        changes: what a call changes in the layer, or in what it takes, as text; "" if nothing.
     """
 
     code: Code
@@ -36,6 +37,7 @@ class Layer(NamedTuple):
     returns: Any
     acts: str
     size: int
+    changes: str = ""
 
     def __call__(self, x: Any) -> Any:
         """Run the program; the layer's own code ran when it was traced."""
@@ -46,7 +48,7 @@ class Layer(NamedTuple):
         """Why the layer cannot be part of a chain; "" if it can."""
         leaves = jax.tree.leaves(self.returns)
         floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
-        return self.acts or ("" if floating else "it returns non-floating arrays")
+        return self.changes or self.acts or ("" if floating else "it returns non-floating arrays")
 
 
 def read(layers: Sequence[Any], x: Any) -> Iterator[Layer]:
@@ -57,9 +59,40 @@ def read(layers: Sequence[Any], x: Any) -> Iterator[Layer]:
     """
     x = jax.tree.map(abstract, x)
     for given in layers:
-        layer = trace_layer(as_callable(given), x)
+        layer = trace_copy(given, x)
         yield layer
         x = layer.returns
+
+
+def trace_copy(given: Any, x: Any) -> Layer:
+    """The program of a layer that takes arrays of the types ``x``.
+
+    A layer that can be taken apart is copied, so that no traced array gets into it, and what a call
+    changes in it is seen. Any other is traced itself.
+    """
+    layer, found = as_callable(given), list[str]()
+    try:
+        parts = take_apart(layer)
+    except NotApart:
+        parts = None
+
+    def run(x: Any) -> Any:
+        own = layer if parts is None else parts[0].build(iter(parts[1]))
+        before = jax.tree.flatten(x)
+        y = own(x)
+        if not is_same(before, jax.tree.flatten(x)):
+            found.append("calling it changes what it takes")
+        elif parts is not None:
+            found.append(changes(own, *parts))
+        return y
+
+    program = trace_layer(run, x)
+    return program._replace(changes="".join(found))
+
+
+def is_same(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> bool:
+    """Whether two flattened pytrees hold the same objects."""
+    return before[1] == after[1] and list(map(id, before[0])) == list(map(id, after[0]))
 
 
 def trace_layer(layer: Callable[[Any], Any], x: Any) -> Layer:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from deeppcr.arrays.avals import of_step
-from deeppcr.layers.parts import Code, NotApart, build, take_apart
+from deeppcr.layers.parts import Code, build, changes, take_apart
 from deeppcr.layers.reading import shape_of, trace_layer
 from deeppcr.lower import stack
 
@@ -61,10 +61,10 @@ class Repeated:
         def step(given: Any) -> Any:
             x, arrays = given
             y, layers = x, build(self.code.parts, arrays)
-            before = take_apart([layers, x])
+            before = take_apart(layers)
             for layer in layers:
                 y = layer(y)
-            acts.append(_changes(before, layers, x))
+            acts.append(changes(layers, *before))
             return y
 
         arrays = self._arrays(list(map(of_step, self.inputs)))
@@ -111,21 +111,6 @@ def _build(
     if shared != {True} or place not in made:
         made[place] = code.make([part for part, _ in found])
     return made[place], shared
-
-
-def _changes(before: tuple[Code, list[Any]], layers: list[Any], x: Any) -> str:
-    """What calls changed in layers and in their argument, taken apart ``before``; "" if nothing."""
-    code, arrays = before
-    known = list(map(id, arrays))
-    try:
-        after, now = take_apart([layers, x])
-        if after == code and list(map(id, now)) == known:
-            return ""
-    except NotApart:  # a layer has a part that it had not
-        pass
-    leaves = [leaf for layer in layers for leaf in jax.tree_util.tree_leaves_with_path(layer)]
-    new = [path for path, leaf in leaves if isinstance(leaf, jax.Array) and id(leaf) not in known]
-    return f"calling it changes {', '.join(map(jax.tree_util.keystr, new)) or 'its state'}"
 
 
 def stack_layers(

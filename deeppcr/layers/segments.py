@@ -9,8 +9,8 @@ import jax
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.checks import folded
-from deeppcr.layers.parts import Code, NotApart, as_callable, is_pair, take_apart
-from deeppcr.layers.reading import Layer, call, listed, read, shape_of, trace_layer, types_of
+from deeppcr.layers.parts import Code, NotApart, take_apart
+from deeppcr.layers.reading import Layer, call, listed, read, shape_of, trace_copy, types_of
 from deeppcr.layers.repeated import Repeated, stack_layers
 from depth.report import table
 
@@ -22,6 +22,9 @@ ALONE = "no equal neighbour"
 SHORT = 1536
 # Up to so many layers a list is its loop, and nothing is traced to find chains.
 FEW_LAYERS = 64
+# So many layers say whether a longer list is short: then the others are called, since tracing each
+# for itself takes longer than the loop: 256 small layers, 1.9 s for 1.0 (jax 0.12).
+SAMPLE = 8
 
 
 class Segment(NamedTuple):
@@ -139,7 +142,7 @@ def segments_of(layers: Any, x: Any) -> list[Segment]:
     x, programs = jax.tree.map(abstract, x), list[Layer]()
     for number, layer in enumerate(given):
         try:
-            program = _trace_or_copy(layer, x)
+            program = trace_copy(layer, x)
         except Exception as reason:
             raise ValueError(
                 f"layers[{number}] cannot be traced alone: {reason}. deeppcr.forward calls it "
@@ -148,18 +151,6 @@ def segments_of(layers: Any, x: Any) -> list[Segment]:
         programs.append(program)
         x = program.returns
     return segments(programs)
-
-
-def _trace_or_copy(layer: Any, x: Any) -> Layer:
-    """The program of a layer, or of a copy if the layer itself must not be changed in a trace."""
-    try:
-        return trace_layer(as_callable(layer), x)
-    except Exception:
-        leaves, structure = jax.tree.flatten(layer)
-        if is_pair(layer) or jax.tree_util.treedef_is_leaf(structure):
-            raise
-        program = trace_layer(lambda x: jax.tree.unflatten(structure, leaves)(x), x)
-        return program._replace(acts="calling it changes its state")
 
 
 def repeated(layers: Any, x: Any = None) -> Repeated:
@@ -201,28 +192,47 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     )
 
 
-def apply_layers(layers: Sequence[Any], x: Any, solve: Callable[[Segment, Any], Any]) -> Any:
+def apply_layers(
+    layers: Sequence[Any], x: Any, solve: Callable[[Segment, Any], Any], is_quick: bool
+) -> Any:
     """Apply ``layers`` to ``x``: chains by ``solve(segment, x)``, all others one by one.
 
     The code of each layer runs once, when it is traced, in order. Tracing stops at a layer with
-    side effects, which later ones may observe, and at one that cannot be traced: that is called.
+    side effects, which later ones may observe, at one that changes itself or what it takes, and at
+    one that cannot be traced: the last two are called.
+
+    ``is_quick``: whether to call the layers of a list that compiles faster as its loop.
     """
     start = 0
     while start < len(layers):
-        programs = list[Layer]()
-        # The first layer may distinguish a numpy array from a traced one: it is called directly.
-        if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
-            with suppress(Exception):  # the call may raise it, too
-                for layer in read(layers[start:], x):
-                    programs.append(layer)
-                    if layer.acts:
-                        break
+        programs, called = _first_programs(layers[start:], x, is_quick)
         for segment in segments(programs, start):
             x = segment.one_by_one(x) if segment.reason else solve(segment, x)
         start += len(programs)
-        if start < len(layers) and not (programs and programs[-1].acts):
-            x, start = call(layers[start], x, start), start + 1
+        for number, layer in enumerate(layers[start : start + called], start):
+            x = call(layer, x, number)
+        start += called
     return x
+
+
+def _first_programs(layers: Sequence[Any], x: Any, is_quick: bool) -> tuple[list[Layer], int]:
+    """The programs of the first layers, and how many after these have to be called."""
+    programs = list[Layer]()
+    # The first layer may distinguish a numpy array from a traced one: it is called directly.
+    if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
+        return programs, 1
+    with suppress(Exception):  # the call may raise it, too
+        for layer in read(layers, x):
+            if layer.changes:
+                break
+            programs.append(layer)
+            if layer.acts:
+                return programs, 0
+            if is_quick and len(programs) == SAMPLE:
+                equations = sum(program.size for program in programs)
+                if equations * len(layers) <= SAMPLE * SHORT:
+                    return programs, len(layers) - SAMPLE
+    return programs, 1
 
 
 def call_layers(layers: Sequence[Any], x: Any) -> Any:

@@ -322,7 +322,7 @@ def random_numbers_that_modules_share():
     return [nnx.Dropout(0.5, rngs=rngs) for _ in range(4)], lambda: rngs.default.count[...]
 
 
-# What a trace cannot do: these run as the loop if no method is named, and only then.
+# As under jax.jit: these run as the loop if no method is named, and only then.
 UNTRACED = ("exceptions_that_are_caught", "code_that_asks_for_tracers", "states_changed_in_place")
 
 
@@ -330,6 +330,32 @@ UNTRACED = ("exceptions_that_are_caught", "code_that_asks_for_tracers", "states_
 def test_results_and_what_is_left(name):
     method = "auto" if name in UNTRACED else options(list(ODD).index(name))["method"]
     check_what_is_left(ODD[name], method=method)
+
+
+@pytest.mark.parametrize("method", ["auto", "newton"])
+def test_states_that_layers_change_in_place(method):
+    def change(state):
+        state["a"] = jnp.sin(state["a"])
+        state["b"].append(jnp.cos(state["a"]))
+        return state
+
+    def run(forward):
+        given = {"a": X, "b": []}
+        return forward([change] * 3, given), given
+
+    assert_agree(run(partial(deeppcr.forward, method=method)), run(loop))
+
+
+COPIED = ("a_dict", "a_nonlocal", "a_variable_that_modules_share", "pytrees_that_count")
+
+
+@pytest.mark.parametrize("name", [*COPIED, "random_numbers_that_modules_share"])
+def test_what_changes_is_described_on_a_copy(name):
+    layers, look = ODD[name]()
+    before = jax.tree.map(np.asarray, look())
+    found = deeppcr.layers.describe(layers, X).segments
+    assert any("calling it changes" in segment.reason for segment in found)
+    assert_agree(jax.tree.map(np.asarray, look()), before)
 
 
 def test_values_that_layers_keep_under_jit():
