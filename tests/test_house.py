@@ -42,7 +42,7 @@ DOORS = {"deeppcr", "deeppcr.extend"}
 # Statements, docstrings aside: of the core, which is all of deeppcr but the rooms behind doors and
 # those that stand behind one file each, and of deeppcr. A change that needs more says why.
 BESIDE_THE_CORE = {*BEHIND_DOORS, "__main__", "layers", "planning"} | {"lower/cpu", "lower/gpu"}
-MOST_STATEMENTS = {"core": 7600, "deeppcr": 12645}
+MOST_STATEMENTS = {"core": 7600, "deeppcr": 12660}
 
 # Those that deeppcr adds to jax: a program is one equation to jax, and each platform lowers it.
 PRIMITIVES = {

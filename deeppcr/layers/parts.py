@@ -39,11 +39,11 @@ def is_named(value: Any) -> bool:
     """Whether this is what a module has under its own name: a function, a class."""
     if not isinstance(value, types.FunctionType | type) and not is_library(type(value).__module__):
         return False  # it may make names up
-    found: Any = sys.modules.get(str(getattr(value, "__module__", None)))
+    named: Any = sys.modules.get(str(getattr(value, "__module__", None)))
     name = getattr(value, "__qualname__", getattr(value, "__name__", None))
     for part in str(name).split("."):
-        found = getattr(found, part, None)
-    return callable(value) and found is value
+        named = getattr(named, part, None)
+    return callable(value) and named is value
 
 
 def is_of_jax(value: Any) -> bool:
@@ -162,15 +162,15 @@ def take_apart(layer: Any, holders: list[Any] | None = None) -> tuple[Code, list
 
 def changes(layer: Any, code: Code, arrays: list[Any]) -> str:
     """What has changed in a layer since it was taken apart, as text; "" if nothing."""
-    known = list(map(id, arrays))
+    before = list(map(id, arrays))
     try:
         after, now = take_apart(layer)
-        if after == code and list(map(id, now)) == known:
+        if after == code and list(map(id, now)) == before:
             return ""
     except NotApart:  # it has a part that it had not
         pass
     leaves = jax.tree_util.tree_leaves_with_path(layer)
-    new = [path for path, leaf in leaves if isinstance(leaf, jax.Array) and id(leaf) not in known]
+    new = [path for path, leaf in leaves if isinstance(leaf, jax.Array) and id(leaf) not in before]
     return f"calling it changes {', '.join(map(jax.tree_util.keystr, new)) or 'its state'}"
 
 

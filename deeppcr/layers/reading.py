@@ -58,36 +58,38 @@ def read(layers: Sequence[Any], x: Any) -> Iterator[Layer]:
         Exception: the next layer cannot be traced.
     """
     x = jax.tree.map(abstract, x)
-    for given in layers:
-        layer = trace_copy(given, x)
-        yield layer
-        x = layer.returns
+    for layer in layers:
+        program = trace_copy(layer, x)
+        yield program
+        x = program.returns
 
 
-def trace_copy(given: Any, x: Any) -> Layer:
+def trace_copy(layer: Any, x: Any) -> Layer:
     """The program of a layer that takes arrays of the types ``x``.
 
     A layer that can be taken apart is copied, so that no traced array gets into it, and what a call
     changes in it is seen. Any other is traced itself.
     """
-    layer, found = as_callable(given), list[str]()
+    original = as_callable(layer)
     try:
-        parts = take_apart(layer)
+        parts = take_apart(original)
     except NotApart:
         parts = None
+    changed = ""
 
     def run(x: Any) -> Any:
-        own = layer if parts is None else parts[0].build(iter(parts[1]))
+        nonlocal changed
+        traced = original if parts is None else parts[0].build(iter(parts[1]))
         before = jax.tree.flatten(x)
-        y = own(x)
+        y = traced(x)
+        if parts is not None:
+            changed = changes(traced, *parts)
         if not is_same(before, jax.tree.flatten(x)):
-            found.append("calling it changes what it takes")
-        elif parts is not None:
-            found.append(changes(own, *parts))
+            changed = "calling it changes what it takes"
         return y
 
     program = trace_layer(run, x)
-    return program._replace(changes="".join(found))
+    return program._replace(changes=changed)
 
 
 def is_same(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> bool:
@@ -156,14 +158,14 @@ def listed(layers: Any) -> list[Any]:
             f"layers is {describe(layers)}, expected a list of callables layer(x) -> x or of "
             "(apply, params), a module with .layers (Sequential), or deeppcr.stack(layers)."
         )
-    found = list(layers)
-    for number, layer in enumerate(found):
+    every = list(layers)
+    for number, layer in enumerate(every):
         if not callable(layer) and not is_pair(layer):
             raise TypeError(
                 f"layers[{number}] is {describe(layer)}, expected a callable layer(x) -> x, or a "
                 "pair (apply, params), in one flat list; for arrays write (apply, [params, ...])."
             )
-    return found
+    return every
 
 
 def is_sequential(layers: Any) -> bool:

@@ -58,8 +58,8 @@ class Repeated:
         """What a step returns; `ValueError` if it has effects, which stacked copies would lose."""
         acts: list[str] = []
 
-        def step(given: Any) -> Any:
-            x, arrays = given
+        def step(operands: Any) -> Any:
+            x, arrays = operands
             y, layers = x, build(self.code.parts, arrays)
             before = take_apart(layers)
             for layer in layers:
@@ -69,9 +69,10 @@ class Repeated:
 
         arrays = self._arrays(list(map(of_step, self.inputs)))
         program = trace_layer(step, jax.tree.map(shape_of, (x, arrays)))
-        if found := acts[0] or program.acts:
+        reason = acts[0] or program.acts
+        if reason:
             raise ValueError(
-                f"a layer cannot be stacked: {found}, which would be lost, since stacked "
+                f"a layer cannot be stacked: {reason}, which would be lost, since stacked "
                 "layers are copies. Switch it to evaluation mode, or call "
                 "deeppcr.forward(layers, x), which runs such layers one by one."
             )
@@ -106,10 +107,13 @@ def _build(
     if code.make is None:
         array, is_shared = next(arrays)
         return array, {is_shared}
-    found = [_build(part, arrays, made, (*place, k)) for k, part in enumerate(code.parts)]
-    shared = set[bool]().union(*(own for _, own in found))
+    parts, shared = list[Any](), set[bool]()
+    for index, part in enumerate(code.parts):
+        built, is_shared_part = _build(part, arrays, made, (*place, index))
+        parts.append(built)
+        shared |= is_shared_part
     if shared != {True} or place not in made:
-        made[place] = code.make([part for part, _ in found])
+        made[place] = code.make(parts)
     return made[place], shared
 
 

@@ -127,10 +127,10 @@ def describe(layers: Any, x: Any) -> Description:
     return describe_segments(segments_of(layers, x))
 
 
-def describe_segments(found: Sequence[Segment]) -> Description:
+def describe_segments(every: Sequence[Segment]) -> Description:
     """What is known of segments, without their programs."""
     rows = list[Described]()
-    for each in found:
+    for each in every:
         takes, returns = shapes(each.layers[0].takes), shapes(each.layers[-1].returns)
         rows.append(Described(len(each.layers), *each[1:], takes, returns))
     return Description(tuple(rows))
@@ -138,9 +138,9 @@ def describe_segments(found: Sequence[Segment]) -> Description:
 
 def segments_of(layers: Any, x: Any) -> list[Segment]:
     """See `describe`."""
-    given = layers.layers() if isinstance(layers, Repeated) else listed(layers)
+    every = layers.layers() if isinstance(layers, Repeated) else listed(layers)
     x, programs = jax.tree.map(abstract, x), list[Layer]()
-    for number, layer in enumerate(given):
+    for number, layer in enumerate(every):
         try:
             program = trace_copy(layer, x)
         except Exception as reason:
@@ -167,26 +167,29 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     """
     if isinstance(layers, Repeated):
         return layers
-    known, same = list[tuple[Code, list[Any]]](), list[list[Any]]()
+    parts = list[tuple[Code, list[Any]]]()
+    same = list[list[Any]]()
     for number, layer in enumerate(listed(layers)):
         holders: list[Any] = []
         try:
-            known.append(take_apart(layer, holders=holders))
+            parts.append(take_apart(layer, holders=holders))
         except NotApart as error:
             raise TypeError(
                 f"layers[{number}] cannot be taken apart into code and arrays: {error}; "
                 "deeppcr.forward(layers, x) takes any."
             ) from error
         same.append([(layer, *held) for held in holders])
-    if not known:
+    if not parts:
         raise ValueError("layers is empty, expected at least one layer.")
-    period, length = _longest_run([(code, types_of(arrays)) for code, arrays in known])
-    if (odd := period * length) == len(known):
-        run, odd = stack_layers(known, period, same), 0
+    period, length = _longest_run([(code, types_of(arrays)) for code, arrays in parts])
+    unlike = period * length
+    if unlike == len(parts):
+        unlike = 0
+        run = stack_layers(parts, period, same)
         if x is None or shapes(run.check(x)) == shapes(x):
             return run
     raise ValueError(
-        f"layers[{odd}] is not like the layers before it (other code, shapes or dtypes), or "
+        f"layers[{unlike}] is not like the layers before it (other code, shapes or dtypes), or "
         "changes the shape of the state; expected equal layers, or layers with a period, that "
         "return what they take. deeppcr.forward(layers, x) takes any."
     )
@@ -247,7 +250,8 @@ def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
 
     ``offset``: the index of the first in the list.
     """
-    found, start = list[Segment](), 0
+    divided = list[Segment]()
+    start = 0
     kinds = [object() if layer.alone else layer.code for layer in layers]
     while start < len(layers):
         period, length = _longest_run(kinds[start:])
@@ -255,10 +259,10 @@ def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
         reason = "" if length > 1 else layer.alone or ALONE
         if reason == ALONE and types_of(layer.takes) != types_of(layer.returns):
             reason = "it changes shape or dtype"
-        own = layers[start : start + period * length]
-        found.append(Segment(own, offset + start, period, length, reason))
+        part = layers[start : start + period * length]
+        divided.append(Segment(part, offset + start, period, length, reason))
         start += period * length
-    return found
+    return divided
 
 
 def _longest_run(kinds: Sequence[Any]) -> tuple[int, int]:
