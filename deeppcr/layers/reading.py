@@ -58,10 +58,25 @@ def read(layers: Sequence[Any], x: Any) -> Iterator[Layer]:
         Exception: the next layer cannot be traced.
     """
     x = jax.tree.map(abstract, x)
+    copies: dict[int, np.ndarray] = {}
     for layer in layers:
         program = trace_copy(layer, x)
-        yield program
+        arrays = [snapshot(array, copies) for array in program.arrays]
+        yield program._replace(arrays=arrays)
         x = program.returns
+
+
+def snapshot(array: Any, copies: dict[int, np.ndarray]) -> Any:
+    """The array, or its copy if it is one of numpy, which a later layer may change in place.
+
+    ``copies``: those of the layers before, by ``id``; unchanged arrays have one copy in all layers.
+    """
+    if not isinstance(array, np.ndarray):
+        return array
+    copy = copies.get(id(array))
+    if copy is None or not np.array_equal(copy, array):
+        copy = copies[id(array)] = array.copy()
+    return copy
 
 
 def trace_copy(layer: Any, x: Any) -> Layer:

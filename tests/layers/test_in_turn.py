@@ -266,6 +266,17 @@ def states_changed_in_place():
 
 
 @odd
+def arrays_of_numpy_changed_in_place():
+    scales = np.ones(3)
+
+    def write(x):
+        scales[...] = 2.0 * scales
+        return x + scales
+
+    return between(lambda x: x * scales, write, scales.copy)
+
+
+@odd
 def references():
     state = jax.new_ref(jnp.array(1.0))
 
