@@ -231,6 +231,16 @@ def is_pair(layer: Any) -> bool:
     return type(layer) is tuple and len(layer) == 2 and callable(layer[0])
 
 
+def is_bound(layer: Any) -> bool:
+    """Whether a layer is a module of flax linen with its variables."""
+    return isinstance(layer, linen_module()) and layer.scope is not None
+
+
+def is_stateful(layer: Any) -> bool:
+    """Whether it is bound, and changes its variables or counts its random numbers."""
+    return is_bound(layer) and bool(layer.scope.rngs or layer.scope.mutable)
+
+
 def as_callable(layer: Any) -> Any:
     """The layer as a function of x.
 
@@ -239,8 +249,7 @@ def as_callable(layer: Any) -> Any:
     """
     if is_pair(layer):
         return partial(layer[0], layer[1])
-    scope = layer.scope if isinstance(layer, linen_module()) else None
-    if scope is None or scope.rngs or scope.mutable:
+    if not is_bound(layer) or is_stateful(layer):
         return layer
     unbound, variables = layer.unbind()
     return partial(unbound.apply, dict(variables))

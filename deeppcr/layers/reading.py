@@ -11,7 +11,16 @@ from jax.extend.core import jaxpr_as_fun
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.checks import describe
-from deeppcr.layers.parts import ARRAY, Code, NotApart, as_callable, changes, is_pair, take_apart
+from deeppcr.layers.parts import (
+    ARRAY,
+    Code,
+    NotApart,
+    as_callable,
+    changes,
+    is_pair,
+    is_stateful,
+    take_apart,
+)
 from deeppcr.programs.calls import with_operands
 from deeppcr.programs.effects import side_effects
 from deeppcr.programs.signature import signature
@@ -84,7 +93,13 @@ def trace_copy(layer: Any, x: Any) -> Layer:
 
     A layer that can be taken apart is copied, so that no traced array gets into it, and what a call
     changes in it is seen. Any other is traced itself.
+
+    Raises:
+        NotApart: it is bound to variables that a trace would change.
+        Exception: it cannot be traced.
     """
+    if is_stateful(layer):
+        raise NotApart("it is a bound module that changes its variables or counts random numbers")
     original = as_callable(layer)
     try:
         parts = take_apart(original)

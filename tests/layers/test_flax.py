@@ -241,3 +241,16 @@ def test_linen_bound_with_random_numbers(count):
         return forward(layers, BATCH), forward(layers, BATCH)
 
     agree(run(deeppcr.forward), run(loop))
+    agree(run(partial(deeppcr.forward, method="newton")), run(loop))
+
+
+def test_linen_bound_with_statistics():
+    """Variables that a bound module changes stay those of the loop."""
+
+    def run(forward):
+        layers = bound(norm=True, train=True, mutable=["batch_stats"])
+        return forward(layers, BATCH), [layer.variables["batch_stats"] for layer in layers]
+
+    agree(run(partial(deeppcr.forward, method="newton")), run(loop))
+    with pytest.raises(ValueError, match=r"layers\[0\] cannot be traced alone: it is a bound"):
+        chains(bound(norm=True, train=True, mutable=["batch_stats"]), BATCH)
