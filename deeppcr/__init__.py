@@ -5,6 +5,7 @@ from typing import Any
 
 from deeppcr.adjoint import Adjoint
 from deeppcr.api import forward, scan, solve
+from deeppcr.bidiagonal import solve_bidiagonal
 from deeppcr.chain.chain import Chain
 from deeppcr.choose import Auto
 from deeppcr.linear import (
@@ -17,9 +18,7 @@ from deeppcr.linear import (
     PrefixScan,
     Recurrence,
     Scalars,
-    Sharded,
     Zeros,
-    solve_bidiagonal,
 )
 from deeppcr.linearize import BlockDiagonal, Clipped, Diagonal, Linearization, Scalar, Surrogate
 from deeppcr.newton import Coarse, Newton
@@ -27,6 +26,7 @@ from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.planning import Plan, plan, tune
 from deeppcr.sequential import Sequential
+from deeppcr.sharding import Sharded
 from deeppcr.solution import NotConverged, Result, Solution, SolvedBy, Stats
 
 # isort: split

@@ -10,7 +10,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.axis import LOCAL, ChainSharding
+from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_count, check_type, suggests_keywords
 from deeppcr.lower import (
@@ -131,7 +131,7 @@ def fused_step(chain: TracedChain) -> FusedStep:
     Raises:
         CannotFuse: there is no kernel; the message says why.
     """
-    if isinstance(chain.axis, ChainSharding):
+    if chain.axis.is_sharded:
         raise CannotFuse("the chain is sharded over a mesh")
     if chain.obstacle:
         raise CannotFuse(chain.obstacle.reason)

@@ -32,7 +32,6 @@ from deeppcr.linear import (
     System,
     find_solver,
     solve_judged,
-    solver_on,
     working_dtype,
 )
 from deeppcr.linearize import (
@@ -46,6 +45,7 @@ from deeppcr.linearize import (
 from deeppcr.loops import unless
 from deeppcr.lower import even_chunk, steps_in_cache
 from deeppcr.newton.convergence import ROUNDING, ContractionCriterion, Criterion
+from deeppcr.sharding import solver_on
 
 T = TypeVar("T")
 

@@ -39,7 +39,7 @@ from deeppcr.adjoint.moves import Moves, Tangents, parts
 from deeppcr.adjoint.transposed import moving, pullback
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
-from deeppcr.axis import LOCAL, ChainSharding
+from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.kept import keeping
 from deeppcr.chain.part import leaves_pulled
@@ -138,7 +138,7 @@ def resolve_adjoint(
     ``loops``: whether the states are those of a loop, which can keep more than these.
     """
     has_rule = chain.step.has_custom_vjp
-    if isinstance(adjoint, Autodiff) and not has_rule and isinstance(chain.axis, ChainSharding):
+    if isinstance(adjoint, Autodiff) and not has_rule and chain.axis.is_sharded:
         adjoint = Backpropagation()  # the same, shard after shard
     is_uneven = not chain.step.varies_like_state
     if adjoint is None or isinstance(adjoint, Autodiff) or has_rule or is_uneven:
@@ -297,7 +297,7 @@ class _System(NamedTuple):
     def of(cls, moves: Moves, tree: Any, known: Leaves) -> Self:
         """Of a chain, its states and its adjoint, of this structure and with these arrays."""
         chain, states, adjoint = jax.tree.unflatten(tree, known)
-        if not isinstance(chain.axis, ChainSharding):
+        if not chain.axis.is_sharded:
             size = adjoint.chunk(chain)
             return cls(moves, chain, states, adjoint.forward, adjoint.backward, size)
         along, kind = chain.axis.along, type(adjoint)

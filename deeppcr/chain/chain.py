@@ -16,8 +16,9 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.arrays.avals import of_step, on_one_device, varying_axes
+from deeppcr.arrays.explicit import explicit_mesh
 from deeppcr.arrays.state import Leaves, StateLayout, check_batch
-from deeppcr.axis import LOCAL, ChainAxis, ChainSharding, explicit_mesh
+from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.drawn import drawn_first
 from deeppcr.chain.length import chain_length
@@ -64,7 +65,7 @@ class Chain:
     step: Callable[[Any, Any], Any]
     inputs: Any = None
     length: int | None = None
-    sharding: ChainSharding | None = None
+    sharding: Any = None
 
     def __post_init__(self) -> None:
         check_type("step", self.step, Callable, "a function: step(state, input) -> state")

@@ -50,8 +50,6 @@ from deeppcr.linear.named import (
 )
 from deeppcr.linear.recurrence import solve_recurrence
 from deeppcr.linear.reduction import CyclicReduction, ParallelCyclicReduction, PrefixScan
-from deeppcr.linear.sharded import Sharded, ShardSolver, solver_on
-from deeppcr.linear.solve import solve_bidiagonal
 from deeppcr.linear.solver import LinearSolver, Recurrence, working_dtype
 
 __all__ = [
@@ -69,17 +67,13 @@ __all__ = [
     "PrefixScan",
     "Recurrence",
     "Scalars",
-    "ShardSolver",
-    "Sharded",
     "System",
     "Zeros",
     "choose_solver",
     "find_solver",
     "name_of",
-    "solve_bidiagonal",
     "solve_judged",
     "solve_recurrence",
-    "solver_on",
     "usual_sizes",
     "working_dtype",
 ]

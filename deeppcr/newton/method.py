@@ -31,7 +31,7 @@ from deeppcr.checks import (
     did_you_mean,
     suggests_keywords,
 )
-from deeppcr.linear import LinearSolver, find_solver, solver_on
+from deeppcr.linear import LinearSolver, find_solver
 from deeppcr.linearize import (
     Choice,
     Linearization,
@@ -53,6 +53,7 @@ from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import Tolerance, check_atol, is_number
 from deeppcr.programs.precision import own_rounding
 from deeppcr.progress import Progress, Reporter, check_progress
+from deeppcr.sharding import solver_on
 
 OnFailure = Literal["sequential", "raise", "return"]
 

@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.adjoint import Adjoint, AdjointSolver, Autodiff, resolve_adjoint
 from deeppcr.arrays.partition import partition
 from deeppcr.arrays.state import Leaves
-from deeppcr.axis import ChainSharding
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.examples import OF_RUN, Axes, at_front, chain_of_examples
 from deeppcr.chain.part import part, step_part
@@ -44,7 +43,7 @@ from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
 from deeppcr.sequential import Sequential
-from deeppcr.sharding import on_shards
+from deeppcr.sharding import ChainSharding, on_shards
 from deeppcr.solution import Run
 from depth.jaxprs import Program
 

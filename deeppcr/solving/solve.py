@@ -10,12 +10,12 @@ from typing import Any
 import jax
 
 from deeppcr.adjoint import Adjoint
-from deeppcr.axis import ChainSharding, explicit_mesh, with_auto_axes
+from deeppcr.arrays.explicit import explicit_mesh, with_auto_axes
 from deeppcr.chain.chain import TracedChain
 from deeppcr.choose import AdjointOption, MethodOption
 from deeppcr.newton import Newton
 from deeppcr.progress import report_end
-from deeppcr.sharding import lengthened, shardings_of, shortened, without_shardings
+from deeppcr.sharding import ChainSharding, lengthened, shardings_of, shortened, without_shardings
 from deeppcr.solution import NotConverged, Result, Run, last_of
 from deeppcr.solving.checkpoint import solve_in_segments
 from deeppcr.solving.primitive import bind_problem

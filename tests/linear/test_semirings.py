@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from deeppcr.linear import BlockDiagonals, Recurrence, solve_bidiagonal
+from deeppcr import solve_bidiagonal
+from deeppcr.linear import BlockDiagonals, Recurrence
 from tests.linear.loop import compiled
 from tests.problems import assert_agree
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from deeppcr import solve_bidiagonal
 from deeppcr.linear import (
     SOLVERS,
     BlockDiagonals,
@@ -14,7 +15,6 @@ from deeppcr.linear import (
     Matrices,
     Scalars,
     find_solver,
-    solve_bidiagonal,
     solve_recurrence,
 )
 from tests.linear.loop import KINDS, compiled, loop, loop_transposed, problem, scan

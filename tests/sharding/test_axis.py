@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr.axis import ChainAxis, DeviceAxis
+from deeppcr.axis import ChainAxis
+from deeppcr.sharding import DeviceAxis
 from tests.problems import normal
 from tests.sharding.meshes import DEVICES, P, mesh
 

@@ -9,8 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Sharded
-from deeppcr.axis import ChainSharding
-from deeppcr.linear import solver_on
+from deeppcr.sharding import ChainSharding, solver_on
 from tests.linear.loop import KINDS, loop, loop_transposed, problem, scan
 from tests.problems import assert_agree, normal, pairs
 from tests.sharding.meshes import SIMULATED, lies_along, mesh, put, run, wait

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import deeppcr
-from deeppcr.axis import ChainSharding
 from deeppcr.loops import ITERATION
+from deeppcr.sharding import ChainSharding
 from experiments.bench.costs import in_scope
 from experiments.kernels import cycles
 from tests.fused.test_kernel import gru

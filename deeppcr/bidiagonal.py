@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from deeppcr.axis import explicit_mesh, with_auto_axes, with_auto_types
+from deeppcr.arrays.explicit import explicit_mesh, with_auto_axes, with_auto_types
 from deeppcr.checks import as_array
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
@@ -16,9 +16,9 @@ from deeppcr.linear.groups import BlockDiagonals
 from deeppcr.linear.named import find_solver
 from deeppcr.linear.recurrence import solve_recurrence
 from deeppcr.linear.semiring import check_semiring, solve_over
-from deeppcr.linear.sharded import Sharded
 from deeppcr.linear.solver import LinearSolver
 from deeppcr.lower import is_eager
+from deeppcr.sharding import Sharded
 
 
 def solve_bidiagonal(

@@ -1,9 +1,14 @@
-"""`ChainAxis`: operations along the chain axis on one device; axis 0 is the chain."""
+"""The chain axis: operations that couple the steps of a chain; axis 0 of arrays is the chain.
+
+Most work on a chain is independent for each step. The rest is here: the state before a step, the
+number of states from the start that have converged, maxima and sums along the chain, and sequential
+work. Here all steps are on one device; `deeppcr.sharding` has the same over several.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +25,7 @@ class ChainAxis:
     """All steps on one device. A ``backwards`` recurrence starts at the end of the arrays."""
 
     backwards: bool = False
+    is_sharded: ClassVar[bool] = False
 
     @property
     def size(self) -> int:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.arrays.avals import like
-from deeppcr.axis.local import ChainAxis
+from deeppcr.axis import ChainAxis
 
 
 @dataclasses.dataclass(frozen=True)

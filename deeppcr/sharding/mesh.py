@@ -3,17 +3,17 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.axis.devices import DeviceAxis
-from deeppcr.axis.explicit import with_auto_types
-from deeppcr.axis.local import ChainAxis
+from deeppcr.arrays.explicit import with_auto_types
+from deeppcr.axis import ChainAxis
 from deeppcr.checks import check_type
+from deeppcr.sharding.devices import DeviceAxis
 
 T = TypeVar("T")
 MeshAxis = str | tuple[str, ...]
@@ -52,6 +52,7 @@ class ChainSharding(ChainAxis):
     mesh: Any = None
     mesh_axis: MeshAxis = ()
     descending: bool = False
+    is_sharded: ClassVar[bool] = True
 
     @property
     def size(self) -> int:

@@ -25,21 +25,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.axis import ChainSharding, MeshAxis, check_mesh_axis, count_devices
 from deeppcr.chain.chain import Chain, TracedChain, trace_chain
 from deeppcr.chain.step import Extended
 from deeppcr.checks import check_type
-from deeppcr.linear import Sharded
 from deeppcr.programs.retrace import retyped
+from deeppcr.sharding.mesh import ChainSharding, MeshAxis, check_mesh_axis, count_devices
+from deeppcr.sharding.solver import Sharded
 from deeppcr.solution import Run
-
-__all__ = ["shard"]
-
-
-def __dir__() -> list[str]:
-    """What is public."""
-    return __all__
-
 
 T = TypeVar("T")
 
