@@ -6,12 +6,11 @@ the state, as in a product of the state with weights. If it is the result of man
 lane computes it, and shares it. A single lane runs the step as it is.
 """
 
-import dataclasses
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -32,33 +31,12 @@ from deeppcr.lower.gpu.fused.sides import (
 Known = tuple[str, float]  # an expression of C, and the operations that it waits for
 
 
-class Declared:
-    """Variables that a lane has from the start: each expression once."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._texts: dict[tuple[str, str], str] = {}
-
-    def __call__(self, register: str, text: str) -> str:
-        """The name of a variable of this type with the value of an expression."""
-        return self._texts.setdefault((register, text), f"{self._name}_{len(self._texts)}")
-
-    @property
-    def lines(self) -> list[str]:
-        """Their declarations."""
-        return [
-            f"const {register} {name} = {text};" for (register, text), name in self._texts.items()
-        ]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Lanes:
-    """The statements of each lane.
+    """The statements of each lane. Each side is written once.
 
     Attributes:
         count: the number of lanes.
         lines: of a step, in C; ``r{j}_{k}`` is what a lane has of operand j, see ``reads``.
-        declared: variables of a lane before the first step.
         reads: for each operand the indices of the entries that lanes read, side by side.
         shared: declarations of what they share.
         results: the entries of each result, side by side.
@@ -66,106 +44,65 @@ class Lanes:
         latency: operations that wait for each other, from state to state.
     """
 
-    count: int
-    lines: list[str]
-    declared: Declared
-    reads: dict[int, list[tuple[int, ...]]]
-    shared: list[str]
-    results: list[list[str]]
-    instructions: int
-    latency: float
-
-    @classmethod
-    def of(
-        cls, code: Code, tables: Sequence[Any], states: int, count: int, most: int, name: str
-    ) -> Self:
-        """The lanes of a step.
+    def __init__(
+        self, code: Code, tables: Sequence[Any], states: int, count: int, name: str
+    ) -> None:
+        """Write the lanes of a step.
 
         Args:
             code: its statements for one example, which read entry k of operand j as ``"{j} {k}"``.
             tables: of the results.
             states: the number of leaves of a state.
             count: the number of lanes.
-            most: instructions of a lane.
             name: of the memory that they share.
 
         Raises:
-            CannotFuse: there are more.
+            CannotFuse: a lane has too many instructions.
         """
         results = [list(map(side_of, slots([*map(in_c, table.flat)], count))) for table in tables]
-        sides = Sides.of((side for own in results for side in own), code.values, count)
-        widths = [table.size for table in tables[:states]]
-        writer = _Writer(sides, code.values, widths, count, most, name)
-        for side in sides.ordered:
-            writer.written(side)
-        known = [list(map(writer.written, own)) for own in results]
-        return cls(
-            count,
-            [*writer.sharing(), *writer.lines],
-            writer.declared,
-            writer.reads,
-            writer.shared,
-            [[text for text, _ in own] for own in known],
-            writer.instructions,
-            max(waits for own in known for _, waits in own),
-        )
+        self.count = count
+        self.reads = defaultdict[int, list[tuple[int, ...]]](list)
+        self.reads |= enumerate(slots(range(table.size), count) for table in tables[:states])
+        self.shared: list[str] = []
+        self.instructions = 0
+        self._states = states
+        self._name = name
+        self._lines: list[str] = []
+        self._declared: dict[tuple[str, str], str] = {}  # names by type and expression
+        self._names: dict[Side | int, str] = {}  # in shared memory; a number is that of a state
+        self._known: dict[Side, Known] = {}
+        self._sizes = Counter(place_of(x)[0] for x in code.values if not x.operands)
+        self._sides = Sides.of((side for own in results for side in own), code.values, count)
+        for side in self._sides.ordered:
+            self._written(side)
+        known = [list(map(self._written, own)) for own in results]
+        self.results = [[text for text, _ in own] for own in known]
+        self.latency = max(waits for own in known for _, waits in own)
+        self.lines = self._sharing() + self._lines
 
     @property
     def begin(self) -> list[str]:
-        """Declarations before the first step."""
-        return self.declared.lines
+        """Declarations of what a lane has from the start, before the first step."""
+        return [f"const {kind} {name} = {text};" for (kind, text), name in self._declared.items()]
 
     def index(self, indices: Sequence[int]) -> str:
         """An expression of C of the number that each lane has."""
-        return _index(indices, self.declared)
+        steps = np.diff(indices)
+        if not steps.any():
+            return str(indices[0])
+        last = int(steps.nonzero()[0][-1]) + 1
+        if np.unique(steps[:last]).size > 1:
+            return self._declare("int", chosen(list(map(str, indices))))
+        own = "lane"
+        if last < len(steps):
+            own = self._declare("int", f"lane < {last} ? lane : {last}")
+        return f"{indices[0]} + {own} * {steps[0]}"
 
+    def _declare(self, register: str, text: str) -> str:
+        """The name of a variable of this type with the value of an expression."""
+        return self._declared.setdefault((register, text), f"{self._name}_{len(self._declared)}")
 
-def _index(indices: Sequence[int], declare: Declared) -> str:
-    steps = np.diff(indices)
-    if not steps.any():
-        return str(indices[0])
-    last = int(steps.nonzero()[0][-1]) + 1
-    if np.unique(steps[:last]).size > 1:
-        return declare("int", chosen(list(map(str, indices))))
-    own = "lane"
-    if last < len(steps):
-        own = declare("int", f"lane < {last} ? lane : {last}")
-    return f"{indices[0]} + {own} * {steps[0]}"
-
-
-class _Writer:
-    """Writes the statements of a lane: each side once. For its attributes see `Lanes`."""
-
-    def __init__(
-        self,
-        sides: Sides,
-        values: Sequence[Value],
-        widths: Sequence[int],
-        count: int,
-        most: int,
-        name: str,
-    ) -> None:
-        """``widths``: the entries of each leaf of a state; the others are those of `Lanes.of`."""
-        self._sides = sides
-        self._count = count
-        self._most = most
-        self._name = name
-        self.declared = Declared(name)
-        self.instructions = 0
-        self.lines: list[str] = []
-        self.shared: list[str] = []
-        self.reads = defaultdict[int, list[tuple[int, ...]]](list)
-        self.reads |= {k: slots(range(width), count) for k, width in enumerate(widths)}
-        self._states = len(widths)
-        self._names: dict[Side | int, str] = {}  # in shared memory; a number is that of a state
-        self._known: dict[Side, Known] = {}
-        self._sizes: dict[int, int] = {}  # of what is read of each operand
-        for x in values:
-            if not x.operands:
-                array, entry = place_of(x)
-                self._sizes[array] = max(self._sizes.get(array, 0), entry + 1)
-
-    def written(self, side: Side) -> Known:
+    def _written(self, side: Side) -> Known:
         """A side, after its statement."""
         side = self._sides.merged.get(side, side)
         if side not in self._known:
@@ -173,33 +110,32 @@ class _Writer:
         return self._known[side]
 
     def _write(self, side: Side) -> Known:
-        if not (values := [x for x in side if isinstance(x, Value)]):
+        values = [x for x in side if isinstance(x, Value)]
+        if not values:
             numbers = filled(side)
-            text = numbers[0]
-            return self.declared(_type(numbers), chosen(numbers)) if side[1:] else text, NEVER
-        first = values[0]
-        kinds = kinds_of(side)
+            known = self._declare(_type(numbers), chosen(numbers)) if side[1:] else numbers[0]
+            return known, NEVER
+        first, kinds = values[0], kinds_of(side)
         if len(side) == 1 and self._sides.source.get(first, side) != side:
             return self._receive(first)
-        parts = list(map(self.written, parts_of(side)))
-        texts = [text for text, _ in parts]
-        waits = max((x for _, x in parts), default=NEVER)
-        if len(kinds) > 1:
-            text = chosen(filled([x and texts[kinds.index(kind_of(x))] for x in side]))
-            cost = len(kinds) - 1, len(kinds) - 1
-        elif not first.operands:
+        if len(kinds) == 1 and not first.operands:
             return self._read(side)
-        else:
-            text = first.text.format(*texts)
-            cost = first.cost
-        return self._line(first.register, text, cost[1], waits + cost[0])
+        parts = list(map(self._written, parts_of(side)))
+        texts = [text for text, _ in parts]
+        waits = max(before for _, before in parts)
+        if len(kinds) > 1:
+            choices = len(kinds) - 1
+            text = chosen(filled([x and texts[kinds.index(kind_of(x))] for x in side]))
+            return self._line(first.register, text, choices, waits + choices)
+        text = first.text.format(*texts)
+        return self._line(first.register, text, first.instructions, waits + first.latency)
 
     def _line(self, register: str, text: str, instructions: int, waits: float) -> Known:
         self.instructions += instructions
-        if self.instructions > self._most:
-            raise CannotFuse(f"a step has more than {self._most} instructions")
-        name = f"t{len(self.lines)}"
-        self.lines.append(f"const {register} {name} = {text};")
+        if self.instructions > limits.MAX_INSTRUCTIONS:
+            raise CannotFuse(f"a step has more than {limits.MAX_INSTRUCTIONS} instructions")
+        name = f"t{len(self._lines)}"
+        self._lines.append(f"const {register} {name} = {text};")
         return name, waits
 
     def _read(self, side: Side) -> Known:
@@ -208,14 +144,14 @@ class _Writer:
         array, _ = place_of(first)
         own = [place_of(x)[1] if isinstance(x, Value) else None for x in side]
         indices = self._continued(own, array)
-        indices *= self._count // len(side)
+        indices *= self.count // len(side)
         reads = self.reads[array]
         is_state = array < self._states
         if not is_state and indices not in reads:
             reads.append(indices)
         if indices in reads:
             return f"r{array}_{reads.index(indices)}", 0 if is_state else NEVER
-        text = f"{self._share(array, first.register, len(reads))}[{_index(indices, self.declared)}]"
+        text = f"{self._share(array, first.register, len(reads))}[{self.index(indices)}]"
         return self._line(first.register, text, 1, limits.EXCHANGE_LATENCY)
 
     def _continued(self, indices: list[Any], array: int) -> tuple[int, ...]:
@@ -232,11 +168,11 @@ class _Writer:
     def _receive(self, value: Value) -> Known:
         """A value of one lane."""
         side = self._sides.source[value]
-        text, waits = self.written(side)
+        text, waits = self._written(side)
         is_new = side not in self._names
         name = self._share(side, value.register, 1)
         if is_new:
-            self.lines += [f"{name}[lane] = {text};", "MEET"]
+            self._lines += [f"{name}[lane] = {text};", "MEET"]
         return self._line(
             value.register, f"{name}[{side.index(value)}]", 1, waits + limits.EXCHANGE_LATENCY
         )
@@ -245,14 +181,14 @@ class _Writer:
         """The name of an array that lanes share."""
         if key not in self._names:
             self._names[key] = f"s{len(self._names)}"
-            self.shared.append(f"{register} {self._names[key]}[{slots * self._count}];")
+            self.shared.append(f"{register} {self._names[key]}[{slots * self.count}];")
             self.instructions += limits.EXCHANGE_INSTRUCTIONS
         return f"{self._name}.{self._names[key]}"
 
-    def sharing(self) -> list[str]:
+    def _sharing(self) -> list[str]:
         """The statements before a step: nothing is overwritten that another lane still reads."""
         stores = [
-            f"{self._name}.{name}[{self._count * j} + lane] = r{k}_{j};"
+            f"{self._name}.{name}[{self.count * j} + lane] = r{k}_{j};"
             for k, name in self._names.items()
             if isinstance(k, int)
             for j in range(len(self.reads[k]))

@@ -188,14 +188,16 @@ class Value:
         register: its type.
         text: an expression, with ``{0}``, ``{1}`` and so on in place of the operands.
         operands: variables and numbers, as in C; none of what is read.
-        cost: the operations in it that wait for each other, and its instructions.
+        latency: the number of instructions in it that wait for each other.
+        instructions: of a thread.
     """
 
     number: int
     register: str
     text: str
     operands: "tuple[Value | str, ...]" = ()
-    cost: tuple[int, int] = (0, 0)
+    latency: int = 0
+    instructions: int = 0
 
 
 class Code:
@@ -243,8 +245,7 @@ class Code:
             self.instructions += operation.instructions
             if self.instructions > self.most:
                 raise CannotFuse(f"a step has more than {self.most} instructions")
-            cost = operation.latency, operation.instructions
-            self._known[key] = self._add(*key, cost)
+            self._known[key] = self._add(*key, operation.latency, operation.instructions)
         return self._known[key]
 
 

@@ -99,13 +99,10 @@ def _merged(sides: list[Side]) -> dict[Side, list[Side]]:
     return merged
 
 
-NUMBER = ("number",)
-
-
 def kind_of(entry: Value | str) -> tuple[Any, ...]:
     """What entries have in common that one statement computes."""
     if isinstance(entry, str):
-        return NUMBER
+        return ("number",)
     if not entry.operands:
         return "operand", place_of(entry)[0]
     return entry.register, entry.text, len(entry.operands)
@@ -163,8 +160,8 @@ def _described(values: Iterable[Value]) -> tuple[dict[Any, int], dict[Any, int],
     numbers: dict[Any, int] = {}
     for x in values:
         inner = [y for y in x.operands if isinstance(y, Value)]
-        levels[x] = max((1 + levels[y] for y in inner), default=0) if x.operands else 0
+        levels[x] = max((1 + levels[y] for y in inner), default=0)
         structure = kind_of(x), *(kinds.get(y, -1) for y in x.operands)
         kinds[x] = numbers.setdefault(structure, len(numbers))
-        costs[x] = x.cost[1] + sum(costs[y] for y in inner)
+        costs[x] = x.instructions + sum(costs[y] for y in inner)
     return levels, kinds, costs

@@ -165,7 +165,7 @@ class FusedStep:
         texts = [[f"{j} {k}" for k in range(size)] for j, size in enumerate(self._sizes)]
         code = self.code(self.lanes)
         tables = self.written(evaluate(self.program, self.tables(code, texts), code))
-        return Lanes.of(code, tables, self.states, self.lanes, limits.MAX_INSTRUCTIONS, "common")
+        return Lanes(code, tables, self.states, self.lanes, "common")
 
     @property
     def whole(self) -> Program:

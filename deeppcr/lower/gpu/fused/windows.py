@@ -127,8 +127,8 @@ def kernel_of(
     others = operands[step.states :]
     texts += [[f"{j} {k}" for k in range(len(x.places))] for j, x in enumerate(others, 1)]
     code, values, columns = linearised(step, texts, count)
-    lanes = Lanes.of(code, [values], 1, count, limits.MAX_INSTRUCTIONS, "evaluated")
-    both = Lanes.of(code, [values, *columns], 1, count, limits.MAX_INSTRUCTIONS, "linearised")
+    lanes = Lanes(code, [values], 1, count, "evaluated")
+    both = Lanes(code, [values, *columns], 1, count, "linearised")
 
     grid = Grid.of(step, length, cluster, both.instructions)
     used = [x for x in operands if x.places]
