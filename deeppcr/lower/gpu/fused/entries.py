@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deeppcr.lower.gpu.fused import limits
-from deeppcr.lower.gpu.fused.operations import CannotFuse, Code, Operation, convert, operation
+from deeppcr.lower.gpu.fused.operations import CannotFuse, Code, convert, operation
 from depth.jaxprs import Program, called, constants_of, interpret
 from depth.primitives import primitive
+
+Call = Callable[[Sequence[Any]], Any]  # a function of entries
 
 
 class Entries(NamedTuple):
@@ -35,82 +37,45 @@ class Entries(NamedTuple):
     examples: tuple[int | None, ...]
 
 
-def evaluate(program: Program, operands: Sequence[Entries], apply: Code) -> list[Entries]:
-    """The results of a program.
+def evaluate(closed: Any, operands: Sequence[Entries], apply: Code) -> list[Entries]:
+    """The results of a closed program.
 
-    Args:
-        operands: of ``program.invars``, then of ``program.constvars``.
-        apply: evaluates a function of scalars on entries.
+    ``apply`` evaluates functions of scalars on entries.
 
     Raises:
         CannotFuse: an operation has no counterpart in a kernel, or examples are not independent.
     """
-    known = dict(zip([*program.invars, *program.constvars], operands, strict=True))
-    batches = len(operands[0].examples)
-    return _run(program, known, program.outvars, apply, batches)
 
-
-def _run(program: Any, known: Any, wanted: Any, apply: Code, batches: int) -> list[Entries]:
     def literal(atom: Any) -> Entries:
-        return constant(np.asarray(atom.val, atom.aval.dtype), batches)
+        return _constant(np.asarray(atom.val, atom.aval.dtype), apply)
 
-    return interpret(program, known, wanted, partial(_results, apply, batches), literal)
-
-
-def _called(closed: Any, operands: list[Entries], apply: Code, batches: int) -> list[Entries]:
-    """The results of a program inside of another."""
-    constants = [constant(np.asarray(value), batches) for value in constants_of(closed)]
     program = Program.of(closed)
-    variables = [*program.constvars, *program.invars]
-    known = dict(zip(variables, [*constants, *operands], strict=True))
-    return _run(program, known, program.outvars, apply, batches)
+    constants = [_constant(np.asarray(value), apply) for value in constants_of(closed)]
+    known = program.known([*constants, *operands])
+    return interpret(program, known, program.outvars, partial(_results, apply), literal)
 
 
-def constant(value: np.ndarray, batches: int) -> Entries:
+def _constant(value: np.ndarray, apply: Code) -> Entries:
     """An array of numbers, which all examples share."""
-    return Entries(table_of(list(value.ravel()), value.shape), (None,) * batches)
+    return Entries(table_of(list(value.ravel()), value.shape), (None,) * apply.batches)
 
 
 def table_of(entries: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
     """A table of entries, in the order of memory."""
-    table = np.empty(len(entries), object)
-    for k, entry in enumerate(entries):
-        table[k] = entry
-    return table.reshape(shape)
+    return np.fromiter(entries, object, len(entries)).reshape(shape)
 
 
-def _results(
-    apply: Code, batches: int, equation: Any, operands: list[Entries]
-) -> Sequence[Entries]:
+def _results(apply: Code, equation: Any, operands: list[Entries]) -> Sequence[Entries]:
     kind, name = primitive(equation).kind, equation.primitive.name
     for variable in equation.outvars:
         if variable.aval.dtype in (np.float64, np.complex64, np.complex128):
             raise CannotFuse(f"{name} computes in {variable.aval.dtype}")
-    if kind in ("call", "derivative rule") and (inner := called(equation)) is not None:
-        return _called(inner, operands, apply, batches)
-    if name == "cond":
-        return _branches(equation, operands, apply)
-    if name == "dot_general":
-        return [_product(equation, operands, apply)]
-    if kind in ("reduction", "cumulative"):
-        combine = partial(apply, _between_two(name, equation.outvars[0].aval.dtype))
-        return [(_reduced if kind == "reduction" else _accumulated)(equation, operands[0], combine)]
-    if name == "dynamic_slice":
-        return _moved(equation, operands[:1], partial(_cut, operands[1:]))
-    if kind == "move" and (rule := primitive(equation).numpy):
-        return _moved(equation, operands, rule)
-    if name == "iota" and (rule := primitive(equation).numpy):
-        counts = rule(equation, [])[0].astype(equation.outvars[0].aval.dtype)
-        return [constant(counts, batches)]
-    if name == "integer_pow":
-        power = partial(_power, apply, equation.outvars[0].aval.dtype, equation.params["y"])
-        return [_elementwise(equation.outvars[0], operands, power)]
-    if name == "clamp":
-        clamp = partial(_clamp, apply, equation.outvars[0].aval.dtype)
-        return [_elementwise(equation.outvars[0], operands, clamp)]
-    if kind == "elementwise":
-        return [_elementwise(equation.outvars[0], operands, partial(apply, _operation(equation)))]
-    raise CannotFuse(f"{name} has no counterpart in a kernel")
+    if (inner := called(equation)) is not None:
+        return evaluate(inner, operands, apply)
+    rule = RULES.get(name) or RULES.get(kind)
+    if rule is None or (rule is _moved and not primitive(equation).numpy):
+        raise CannotFuse(f"{name} has no counterpart in a kernel")
+    return rule(apply, equation, operands)
 
 
 # -- examples -------------------------------------------------------------------------------------
@@ -118,7 +83,12 @@ def _results(
 
 def _together(operands: Sequence[Entries], rank: int) -> tuple[list[np.ndarray], tuple[Any, ...]]:
     """Tables of this rank that fit each other, and the axes of the examples."""
-    found = _merged([each.examples for each in operands if each.table.ndim == rank])
+    whole = [x.examples for x in operands if x.table.ndim == rank]
+    each = [{*axes} - {None} for axes in zip(*whole, strict=True)]
+    known = [axis for axes in each for axis in axes]
+    if any(len(axes) > 1 for axes in each) or len({*known}) < len(known):
+        raise CannotFuse("examples are combined with each other")
+    found = tuple(axes.pop() if axes else None for axes in each)
     tables = [x.table.reshape((1,) * (rank - x.table.ndim) + x.table.shape) for x in operands]
     return [_narrowed(table, found) for table in tables], found
 
@@ -135,29 +105,19 @@ def _narrowed(table: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
     return table
 
 
-def _merged(all_examples: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:
-    """The axes of the examples of a result, from those of its operands."""
-    merged = []
-    for axes in zip(*all_examples, strict=True):
-        found = {axis for axis in axes if axis is not None}
-        if len(found) > 1:
-            raise CannotFuse("examples are combined with each other")
-        merged.append(found.pop() if found else None)
-    if len({*merged} - {None}) < len([axis for axis in merged if axis is not None]):
-        raise CannotFuse("examples are combined with each other")
-    return tuple(merged)
-
-
 def narrow(table: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
     """The table with size 1 on those of the axes along which all its entries are the same."""
-    numbers = table
-    if table.dtype == object:
-        numbers = np.fromiter(map(id, table.flat), np.int64, table.size).reshape(table.shape)
+    numbers = _numbered(table) if table.dtype == object else table
     for axis in axes:
         if axis is not None and (numbers == (first := numbers.take([0], axis))).all():
             numbers = first
             table = table.take([0], axis)
     return table
+
+
+def _numbered(table: np.ndarray) -> np.ndarray:
+    """A number for each entry, which is that of the same object elsewhere."""
+    return np.fromiter(map(id, table.flat), np.int64, table.size).reshape(table.shape)
 
 
 def _shape(variable: Any, examples: tuple[int | None, ...]) -> tuple[int, ...]:
@@ -174,55 +134,75 @@ def _own(equation: Any, examples: tuple[int | None, ...], axes: Sequence[int]) -
 # -- rules ----------------------------------------------------------------------------------------
 
 
-def _elementwise(
-    out: Any, operands: list[Entries], call: Callable[[Sequence[Any]], Any]
-) -> Entries:
+def _of_rows(call: Call, rows: np.ndarray) -> np.ndarray:
+    """A table of what a function makes of each row of another, along its last axis."""
+    shape = rows.shape[:-1]
+    return table_of([call(list(rows[index])) for index in np.ndindex(shape)], shape)
+
+
+def _of_each(call: Call, *tables: np.ndarray) -> np.ndarray:
+    """A table of what a function makes of the entries of others."""
+    return _of_rows(call, np.stack(np.broadcast_arrays(*tables), -1))
+
+
+def _elementwise(out: Any, operands: list[Entries], call: Call) -> Entries:
     tables, examples = _together(operands, out.aval.ndim)
-    shape = np.broadcast_shapes(*(table.shape for table in tables))
-    rows = np.stack([np.broadcast_to(table, shape) for table in tables], -1)
-    found = np.empty(shape, object)
-    for index in np.ndindex(shape):
-        found[index] = call(list(rows[index]))
+    found = _of_each(call, *tables)
     return Entries(np.broadcast_to(found, _shape(out, examples)), examples)
 
 
-def _operation(equation: Any) -> Operation:
-    """The operation of an elementwise equation."""
-    count = len(equation.invars)
-    operand = equation.invars[-1].aval.dtype
-    return operation(equation.primitive.name, operand, equation.outvars[0].aval.dtype, count)
+def _named(name: str, dtype: Any, apply: Code) -> Call:
+    """The operation of entries of a dtype that a primitive stands for."""
+    return partial(apply, operation(name, dtype, dtype))
 
 
-def _power(apply: Code, dtype: Any, power: int, entries: Sequence[Any]) -> Any:
-    """An integer power of an entry as products, each of which is rounded."""
-    multiply, divide = (operation(name, dtype, dtype) for name in ("mul", "div"))
-    factors, (x,) = [], entries
-    for k, bit in enumerate(reversed(f"{abs(power):b}")):
-        x = apply(multiply, [x, x]) if k else x
-        factors += [x] if bit == "1" else []
-    one = np.ones((), dtype)[()]
-    found = reduce(lambda x, y: apply(multiply, [x, y]), factors) if factors else one
-    return apply(divide, [one, found]) if power < 0 else found
+def _computed(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
+    """An elementwise operation."""
+    (out,), count = equation.outvars, len(equation.invars)
+    own = operation(equation.primitive.name, equation.invars[-1].aval.dtype, out.aval.dtype, count)
+    return [_elementwise(out, operands, partial(apply, own))]
 
 
-def _clamp(apply: Code, dtype: Any, entries: Sequence[Any]) -> Any:
-    """An entry between two others; the upper one, if that is below the lower one."""
-    least, x, most = entries
-    above = apply(operation("max", dtype, dtype), [x, least])
-    return apply(operation("min", dtype, dtype), [above, most])
+def _counted(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
+    """An ``iota``."""
+    rule: Any = primitive(equation).numpy
+    (counts,) = rule(equation, operands)
+    return [_constant(counts.astype(equation.outvars[0].aval.dtype), apply)]
 
 
-def _between_two(name: str, dtype: Any) -> Operation:
-    """The operation of two entries that a primitive like ``reduce_sum`` or ``cumsum`` repeats."""
-    own = name.removeprefix("reduce_").removeprefix("cum")
-    return operation({"sum": "add", "prod": "mul"}.get(own, own), dtype, dtype)
+def _power(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
+    """Integer powers as products, each of which is rounded."""
+    (out,), power = equation.outvars, equation.params["y"]
+    multiply, divide = (_named(name, out.aval.dtype, apply) for name in ("mul", "div"))
+    one = np.ones((), out.aval.dtype)[()]
+
+    def of(entries: Sequence[Any]) -> Any:
+        factors, (x,) = [], entries
+        for k, bit in enumerate(reversed(f"{abs(power):b}")):
+            x = multiply([x, x]) if k else x
+            factors += [x] if bit == "1" else []
+        found = reduce(lambda x, y: multiply([x, y]), factors) if factors else one
+        return divide([one, found]) if power < 0 else found
+
+    return [_elementwise(out, operands, of)]
 
 
-def _branches(equation: Any, operands: list[Entries], apply: Code) -> list[Entries]:
+def _clamped(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
+    """Entries between two others; the upper ones, where these are below the lower ones."""
+    (out,) = equation.outvars
+    larger, smaller = (_named(name, out.aval.dtype, apply) for name in ("max", "min"))
+
+    def of(entries: Sequence[Any]) -> Any:
+        least, x, most = entries
+        return smaller([larger([x, least]), most])
+
+    return [_elementwise(out, operands, of)]
+
+
+def _branches(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     """All branches are evaluated, as under `jax.vmap`."""
     which, *rest = operands
-    programs = equation.params["branches"]
-    results = [_called(inner, rest, apply, len(which.examples)) for inner in programs]
+    results = [evaluate(inner, rest, apply) for inner in equation.params["branches"]]
     found = []
     for out, *cases in zip(equation.outvars, *results, strict=True):
         select = operation("select_n", out.aval.dtype, out.aval.dtype, len(cases) + 1)
@@ -230,147 +210,152 @@ def _branches(equation: Any, operands: list[Entries], apply: Code) -> list[Entri
     return found
 
 
-def _reduced(equation: Any, operand: Entries, call: Callable[[Sequence[Any]], Any]) -> Entries:
+def _between_two(apply: Code, equation: Any) -> Call:
+    """The operation of two entries that a primitive like ``reduce_sum`` or ``cumsum`` repeats."""
+    own = equation.primitive.name.removeprefix("reduce_").removeprefix("cum")
+    return _named(
+        {"sum": "add", "prod": "mul"}.get(own, own), equation.outvars[0].aval.dtype, apply
+    )
+
+
+def _reduced(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     """A reduction, as a tree."""
-    axes = tuple(equation.params["axes"])
+    call = _between_two(apply, equation)
+    (operand,), axes = operands, tuple(equation.params["axes"])
     _own(equation, operand.examples, axes)
-    out = equation.outvars[0]
     kept = [axis for axis in range(operand.table.ndim) if axis not in axes]
     examples = tuple(None if axis is None else kept.index(axis) for axis in operand.examples)
-    found = np.empty(_shape(out, examples), object)
-    rows = np.moveaxis(operand.table, axes, range(-len(axes), 0)).reshape((*found.shape, -1))
+    shape = _shape(equation.outvars[0], examples)
+    rows = np.moveaxis(operand.table, axes, range(-len(axes), 0)).reshape((*shape, -1))
     if not rows.shape[-1]:
         raise CannotFuse(f"{equation.primitive.name} reduces an axis of size 0")
-    for index in np.ndindex(found.shape):
-        found[index] = _tree(call, list(rows[index]))
-    return Entries(found, examples)
+    return [Entries(_of_rows(partial(_tree, call), rows), examples)]
 
 
-def _tree(call: Callable[[Sequence[Any]], Any], entries: list[Any]) -> Any:
+def _tree(call: Call, entries: list[Any]) -> Any:
     while len(entries) > 1:
         pairs = [call(entries[k : k + 2]) for k in range(0, len(entries) - 1, 2)]
         entries = pairs + entries[2 * len(pairs) :]
     return entries[0]
 
 
-def _accumulated(equation: Any, operand: Entries, call: Callable[[Sequence[Any]], Any]) -> Entries:
-    axis, backwards = equation.params["axis"], equation.params["reverse"]
+def _accumulated(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
+    call = _between_two(apply, equation)
+    (operand,), axis = operands, equation.params["axis"]
     _own(equation, operand.examples, [axis])
     rows = np.moveaxis(np.array(operand.table), axis, 0)
-    order = range(len(rows))[::-1] if backwards else range(len(rows))
+    order = range(len(rows))[::-1] if equation.params["reverse"] else range(len(rows))
     for before, after in pairwise(order):
         for index in np.ndindex(rows.shape[1:]):
             rows[(after, *index)] = call([rows[(before, *index)], rows[(after, *index)]])
-    return Entries(np.moveaxis(rows, 0, axis), operand.examples)
+    return [Entries(np.moveaxis(rows, 0, axis), operand.examples)]
 
 
-def _product(equation: Any, operands: list[Entries], apply: Code) -> Entries:
+def _product(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     """A product as sums: ``[*batch, rows, 1, terms]`` times ``[*batch, 1, columns, terms]``."""
-    out = equation.outvars[0]
-    arranged = list[Entries]()
-    dtype = out.aval.dtype
+    (out,), arranged = equation.outvars, list[Entries]()
+    dtype, rank = out.aval.dtype, out.aval.ndim
     working = dtype if np.issubdtype(dtype, np.integer) else np.dtype(np.float32)
-    casts = [convert(x.aval.dtype, working) for x in equation.invars]
-    operands = [_cast(*each, apply) for each in zip(operands, casts, strict=True)]
-    for each, own, shared in zip(operands, *equation.params["dimension_numbers"], strict=True):
-        _own(equation, each.examples, own)
-        free = [axis for axis in range(each.table.ndim) if axis not in (*own, *shared)]
-        start = out.aval.ndim - len(free) if arranged else len(shared)
+    numbers = zip(equation.invars, operands, *equation.params["dimension_numbers"], strict=True)
+    for variable, operand, own, shared in numbers:
+        _own(equation, operand.examples, own)
+        free = [axis for axis in range(operand.table.ndim) if axis not in (*own, *shared)]
+        start = rank - len(free) if arranged else len(shared)
         after = [*range(len(shared)), *range(start, start + len(free))]
         place = dict(zip((*shared, *free), after, strict=True))
-        table = each.table.transpose((*shared, *free, *own))
+        cast = partial(apply, convert(variable.aval.dtype, working))
+        table = _of_each(cast, operand.table).transpose((*shared, *free, *own))
         table = table.reshape((*table.shape[: len(after)], -1))
-        ones = [axis for axis in range(out.aval.ndim) if axis not in after]
-        examples = tuple(None if axis is None else place[axis] for axis in each.examples)
+        ones = [axis for axis in range(rank) if axis not in after]
+        examples = tuple(None if axis is None else place[axis] for axis in operand.examples)
         arranged.append(Entries(np.expand_dims(table, ones), examples))
-    (left, right), examples = _together(arranged, out.aval.ndim + 1)
+    tables, examples = _together(arranged, rank + 1)
     shape = _shape(out, examples)
-    terms = left.shape[-1]
+    terms = tables[0].shape[-1]
     if not terms:
         raise CannotFuse("a product has no terms")
-    left, right = (np.broadcast_to(x, (*shape, terms)) for x in (left, right))
-    multiply, add = (operation(name, working, working) for name in ("mul", "add"))
+    left, right = (np.broadcast_to(x, (*shape, terms)) for x in tables)
+    multiply, add = (_named(name, working, apply) for name in ("mul", "add"))
     chains = min(-(-limits.SUMS * apply.threads // math.prod(shape)), terms)
-    sums = np.empty((chains, *shape), object)
-    for k in range(terms):  # of all sums, as their terms are neighbours in memory
-        for index in np.ndindex(shape):
-            to = (k % chains, *index)
-            term = apply(multiply, [left[(*index, k)], right[(*index, k)]])
-            sums[to] = term if k < chains else apply(add, [sums[to], term])
-    found = np.empty(shape, object)
-    for index in np.ndindex(shape):
-        total = reduce(lambda x, y: apply(add, [x, y]), sums[(slice(None), *index)])
-        found[index] = apply(convert(working, dtype), [total])
-    return Entries(found, examples)
+    sums = [_of_each(multiply, left[..., k], right[..., k]) for k in range(chains)]
 
+    def added(entries: Sequence[Any]) -> Any:
+        return add([entries[0], multiply(entries[1:])])
 
-def _cast(operand: Entries, cast: Operation, apply: Code) -> Entries:
-    """An operand of a product, which may be of another type than its factors."""
-    if cast.text == "{0}":
-        return operand
-    entries = [apply(cast, [x]) for x in operand.table.flat]
-    return operand._replace(table=table_of(entries, operand.table.shape))
+    def total(entries: Sequence[Any]) -> Any:
+        return apply(convert(working, dtype), [reduce(lambda x, y: add([x, y]), entries)])
+
+    for k in range(chains, terms):  # of all sums, as their terms are neighbours in memory
+        sums[k % chains] = _of_each(added, sums[k % chains], left[..., k], right[..., k])
+    return [Entries(_of_each(total, *sums), examples)]
 
 
 # -- moves ----------------------------------------------------------------------------------------
 
 
-def _cut(starts: list[Entries], equation: Any, arrays: list[np.ndarray]) -> list[np.ndarray]:
+def _cut(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     """A dynamic slice from indices that are known."""
-    cuts = []
-    for start, size, full in zip(
-        starts, equation.params["slice_sizes"], arrays[0].shape, strict=True
-    ):
-        if size < full and not isinstance(start.table[()], int | np.integer):
+    (array, *starts), cuts = operands, []
+    sizes = zip(equation.params["slice_sizes"], equation.invars[0].aval.shape, strict=True)
+    for start, (size, full) in zip(starts, sizes, strict=True):
+        index = start.table[()] if size < full else 0
+        if not isinstance(index, int | np.integer):
             raise CannotFuse("dynamic_slice from an index that the program computes")
-        first = min(max(int(start.table[()]), 0), full - size) if size < full else 0
+        first = min(max(int(index), 0), full - size)
         cuts.append(slice(first, first + size))
-    return [arrays[0][tuple(cuts)]]
+    return _rearranged(equation, [array], lambda _, arrays: [arrays[0][tuple(cuts)]])
 
 
-def _moved(
-    equation: Any, operands: list[Entries], rule: Callable[[Any, list[Any]], list[Any]]
-) -> list[Entries]:
+def _moved(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
+    return _rearranged(equation, operands, primitive(equation).numpy)
+
+
+def _rearranged(equation: Any, operands: list[Entries], rule: Any) -> list[Entries]:
     """A move of entries: the examples are where the same move puts their numbers."""
     shapes = [x.aval.shape for x in equation.invars[: len(operands)]]
-    distinct = {id(x): x for each in operands for x in each.table.flat}
-    entries = table_of([*distinct.values()], (-1,))
-    number = {x: k for k, x in enumerate(distinct)}
-    full = []
-    for each, shape in zip(operands, shapes, strict=True):
-        coded = np.array([number[id(x)] for x in each.table.flat], int)
-        full.append(np.broadcast_to(coded.reshape(each.table.shape), shape))
-    tables = rule(equation, full)
+    entries = {id(x): x for each in operands for x in each.table.flat}
+    numbers = [_numbered(each.table) for each in operands]
+    tables = rule(equation, list(map(np.broadcast_to, numbers, shapes)))
     along: list[list[int | None]] = [[] for _ in tables]
     for axes in zip(*(each.examples for each in operands), strict=True):
         sizes = {shape[axis] for shape, axis in zip(shapes, axes, strict=True) if axis is not None}
-        numbers = rule(equation, list(map(_numbers, shapes, axes)))
-        for found, each in zip(along, numbers, strict=True):
-            found.append(_axis_of(equation, each, sizes))
-    codes = [_narrowed(table, axes) for table, axes in zip(tables, along, strict=True)]
-    return [
-        Entries(entries[each.ravel()].reshape(each.shape), tuple(axes))
-        for each, axes in zip(codes, along, strict=True)
-    ]
+        places = rule(equation, list(map(_places, shapes, axes)))
+        for examples, each in zip(along, places, strict=True):
+            examples.append(_axis_of(equation, each, sizes))
+    results = []
+    for table, examples in zip(tables, along, strict=True):
+        own = _narrowed(np.asarray(table), examples)
+        found = table_of([entries[x] for x in own.flat], own.shape)
+        results.append(Entries(found, tuple(examples)))
+    return results
 
 
-def _numbers(shape: tuple[int, ...], axis: int | None) -> np.ndarray:
+def _places(shape: tuple[int, ...], axis: int | None) -> np.ndarray:
     """For each entry of an array the example that it is of, along one batch axis; -1 if of all."""
-    if axis is None:
-        return np.full(shape, -1)
-    return np.broadcast_to(np.expand_dims(np.arange(shape[axis]), _others(shape, axis)), shape)
+    own = -1 if axis is None else np.indices(shape, sparse=True)[axis]
+    return np.broadcast_to(own, shape)
 
 
-def _axis_of(equation: Any, numbers: np.ndarray, sizes: set[int]) -> int | None:
-    """The inverse of `_numbers`."""
-    if (numbers < 0).all():
+def _axis_of(equation: Any, places: np.ndarray, sizes: set[int]) -> int | None:
+    """The inverse of `_places`."""
+    if (places < 0).all():
         return None
-    for axis, size in enumerate(numbers.shape):
-        own = _numbers(numbers.shape, axis)
-        if size in sizes and ((numbers == own) | (numbers < 0)).all():
+    for axis, size in enumerate(places.shape):
+        if size in sizes and ((places == _places(places.shape, axis)) | (places < 0)).all():
             return axis
     raise CannotFuse(f"{equation.primitive.name} combines examples with each other")
 
 
-def _others(shape: tuple[int, ...], axis: int) -> list[int]:
-    return [other for other in range(len(shape)) if other != axis]
+RULES: dict[str, Callable[[Code, Any, list[Entries]], list[Entries]]] = {
+    "cond": _branches,
+    "dot_general": _product,
+    "dynamic_slice": _cut,
+    "iota": _counted,
+    "integer_pow": _power,
+    "clamp": _clamped,
+    "reduction": _reduced,
+    "cumulative": _accumulated,
+    "move": _moved,
+    "elementwise": _computed,
+}
+"""By the name of a primitive, or by its kind."""

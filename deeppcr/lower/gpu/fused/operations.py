@@ -206,17 +206,17 @@ class Code:
     So equal entries are the same object, as `deeppcr.lower.gpu.fused.entries.narrow` needs it.
 
     Attributes:
-        most: instructions, of which more are refused.
         threads: that compute an example.
+        batches: the number of batch axes of a state.
         folds: whether products with 0 and 1, and sums with 0, are taken for what they are of finite
             numbers, as in a derivative.
         values: of the statements.
         instructions: that have been counted.
     """
 
-    def __init__(self, most: int, threads: int = 1) -> None:
-        self.most = most
+    def __init__(self, threads: int, batches: int) -> None:
         self.threads = threads
+        self.batches = batches
         self.instructions = 0
         self.folds = False
         self.values: list[Value] = []
@@ -243,8 +243,9 @@ class Code:
         key = kind.register, text, tuple(map(in_c, entries))
         if key not in self._known:
             self.instructions += operation.instructions
-            if self.instructions > self.most:
-                raise CannotFuse(f"a step has more than {self.most} instructions")
+            most = limits.MAX_INSTRUCTIONS_OF_ALL if self.threads > 1 else limits.MAX_INSTRUCTIONS
+            if self.instructions > most:
+                raise CannotFuse(f"a step has more than {most} instructions")
             self._known[key] = self._add(*key, operation.latency, operation.instructions)
         return self._known[key]
 

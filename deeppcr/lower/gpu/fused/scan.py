@@ -15,8 +15,8 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.call import kernel_call_p
 from deeppcr.lower.gpu.fused.kernel import Kernel, kernel_of
 from deeppcr.lower.gpu.fused.nvrtc import Launch
-from deeppcr.lower.gpu.fused.step import FusedStep
-from deeppcr.programs.cut_first import evaluate
+from deeppcr.lower.gpu.fused.step import FusedStep, flat
+from deeppcr.programs.cut_first import apply
 
 
 class _Loop(NamedTuple):
@@ -94,13 +94,12 @@ def fused_scan(
 
 
 def _scan(step: FusedStep, reverse: bool, length: int, *operands: Any) -> Leaves:
-    program, states = step.whole, step.states
-    end = len(program.invars)
-    shared = dict(zip(program.constvars, operands[end:], strict=True))
+    states, end = step.states, len(step.whole.invars)
+    program = flat(step.whole)
+    captured = operands[end:]
 
     def body(state: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
-        known = shared | dict(zip(program.invars, [*state, *x], strict=True))
-        results = evaluate(program, known, program.outvars)
+        results = apply(program, [*state, *x, *captured])
         return results[:states], results[states:]
 
     given = list(operands[:states]), list(operands[states:end])

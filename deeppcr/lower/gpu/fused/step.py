@@ -22,8 +22,8 @@ from deeppcr.lower.gpu.fused.apart import Apart
 from deeppcr.lower.gpu.fused.entries import Entries, evaluate, narrow, table_of
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code
-from deeppcr.programs import cut_first
-from depth.jaxprs import Program, constants_of, is_literal, needed
+from deeppcr.programs.cut_first import apply
+from depth.jaxprs import Program, constants_of, needed, read_by
 
 Axes = tuple[int | None, ...]
 Shape = tuple[int, ...]
@@ -114,10 +114,10 @@ class FusedStep:
         if apart is not None:
             program, inputs = apart.checked(), len(apart.between)
         _check(program, states, math.prod(batch))
-        variables = [*program.invars, *program.constvars]
+        variables = flat(program).invars
         if len(variables) + len(program.outvars) > limits.MAX_ARRAYS:
             raise CannotFuse(f"a step reads and writes more than {limits.MAX_ARRAYS} arrays")
-        used = _used(program, variables)
+        used = read_by(needed(program, variables, program.outvars), program.outvars)
         choices: list[Sequence[Axes | None]] = []
         for k, variable in enumerate(variables):
             found = _possible(variable.aval.shape, batch)
@@ -146,6 +146,8 @@ class FusedStep:
     @property
     def _choices(self) -> list[int]:
         """The numbers of threads that may compute an example."""
+        if max(self._sizes) > limits.MAX_READ:
+            raise CannotFuse(f"a step reads an array of more than {limits.MAX_READ} entries")
         lanes = lanes_for(max(self._sizes[: self.states]))
         if self.width > limits.ONE_THREAD:
             if self.count * lanes > limits.MAX_THREADS:
@@ -163,9 +165,9 @@ class FusedStep:
     def divided(self) -> Lanes:
         """The statements of each thread."""
         texts = [[f"{j} {k}" for k in range(size)] for j, size in enumerate(self._sizes)]
-        code = self.code(self.lanes)
-        tables = self.written(evaluate(self.program, self.tables(code, texts), code))
-        return Lanes(code, tables, self.states, self.lanes, "common")
+        code = Code(self.lanes, self.batches)
+        found = evaluate(flat(self.program), self.tables(code, texts), code)
+        return Lanes(code, self.written(found), self.states, self.lanes, "common")
 
     @property
     def whole(self) -> Program:
@@ -174,20 +176,14 @@ class FusedStep:
 
     def mapped(self, size: int, moves: Sequence[bool]) -> tuple[Self, Leaves]:
         """The step of ``size`` examples, on axis 0 of what moves, and constants that it takes."""
-        program = self.whole
-        end = len(self.whole.invars)
-        variables = [*program.invars, *program.constvars]
+        program, end = flat(self.whole), len(self.whole.invars)
         avals = [
             abstract(x.aval, (size, *x.aval.shape)) if moving else abstract(x.aval)
-            for x, moving in zip(variables, moves, strict=True)
+            for x, moving in zip(program.invars, moves, strict=True)
         ]
-
-        def step(*operands: Any) -> Leaves:
-            known = dict(zip(variables, operands, strict=True))
-            return cut_first.evaluate(program, known, program.outvars)
-
         axes = [0 if moving else None for moving in moves]
-        closed = jax.make_jaxpr(jax.vmap(step, axes, axis_size=size))(*avals)
+        step = jax.vmap(lambda *operands: apply(program, operands), axes, axis_size=size)
+        closed = jax.make_jaxpr(step)(*avals)
         found = Program.of(closed)
         constvars = [*found.invars[end:], *found.constvars]
         found = found._replace(invars=found.invars[:end], constvars=constvars)
@@ -206,8 +202,7 @@ class FusedStep:
     @property
     def operands(self) -> list[tuple[Any, Axes | None]]:
         """Each operand, and where it has examples; None if it is not used."""
-        variables = [*self.program.invars, *self.program.constvars]
-        return list(zip(variables, self.examples, strict=True))
+        return list(zip(flat(self.program).invars, self.examples, strict=True))
 
     @property
     def results(self) -> list[tuple[Any, Axes]]:
@@ -215,40 +210,38 @@ class FusedStep:
         axes = [*(axes or () for axes in self.examples[: self.states]), *self.outputs]
         return list(zip(self.program.outvars, axes, strict=True))
 
-    def code(self, threads: int) -> Code:
-        """What will have the statements of a step for one example that so many threads share."""
-        most = limits.MAX_INSTRUCTIONS if threads == 1 else limits.MAX_INSTRUCTIONS_OF_ALL
-        return Code(most, threads)
-
     def tables(self, code: Code, texts: Sequence[Sequence[str]]) -> list[Entries]:
         """The operands of a step; ``texts``: expressions of the entries of each."""
         tables = []
-        nowhere = (None,) * len(self.examples[0] or ())
         for (variable, axes), own in zip(self.operands, texts, strict=True):
-            shape = own_shape(variable.aval.shape, axes)
             entries = [code.read(text, variable.aval.dtype) for text in own]
-            tables.append(Entries(table_of(entries, shape), axes or nowhere))
+            table = table_of(entries, own_shape(variable.aval.shape, axes))
+            tables.append(Entries(table, axes or (None,) * self.batches))
         return tables
 
     def written(self, found: Sequence[Entries]) -> Leaves:
         """The entries of the first results of a step, as they are written."""
-        return [
-            _result(each, own_shape(variable.aval.shape, axes), axes, self._name(k))
-            for k, (each, (variable, axes)) in enumerate(zip(found, self.results, strict=False))
-        ]
+        tables = []
+        for k, (each, (variable, axes)) in enumerate(zip(found, self.results, strict=False)):
+            output = k - self.states
+            name = f"output leaf {output}" if output >= 0 else f"state leaf {k}"
+            if each.examples not in (axes, (None,) * len(axes)):
+                raise CannotFuse(f"an example takes the entries of another: {name}")
+            table, shape = narrow(each.table, axes), own_shape(variable.aval.shape, axes)
+            if any(n not in (1, size) for n, size in zip(table.shape, shape, strict=True)):
+                raise CannotFuse(f"the step treats examples differently: {name}")
+            tables.append(np.broadcast_to(table, shape))
+        return tables
 
-    def _name(self, result: int) -> str:
-        """A result, as messages call it."""
-        output = result - self.states
-        return f"output leaf {output}" if output >= 0 else f"state leaf {result}"
+    @property
+    def batches(self) -> int:
+        """The number of batch axes with several examples."""
+        return len(self.examples[0] or ())
 
     @property
     def _sizes(self) -> list[int]:
         """The number of entries of each operand, of one example."""
-        sizes = [math.prod(own_shape(x.aval.shape, axes)) for x, axes in self.operands]
-        if max(sizes) > limits.MAX_READ:
-            raise CannotFuse(f"a step reads an array of more than {limits.MAX_READ} entries")
-        return sizes
+        return [math.prod(own_shape(x.aval.shape, axes)) for x, axes in self.operands]
 
     @property
     def width(self) -> int:
@@ -274,6 +267,11 @@ class FusedStep:
         return self.latency + -(-self.instructions // limits.ISSUED)
 
 
+def flat(program: Program) -> Program:
+    """The program with captured arrays as its last inputs."""
+    return program._replace(constvars=[], invars=[*program.invars, *program.constvars])
+
+
 def lanes_for(entries: int) -> int:
     """The threads that share an array, a power of 2."""
     return min(limits.WARP, 1 << (entries - 1).bit_length())
@@ -290,14 +288,6 @@ def _check(program: Program, states: int, count: int) -> None:
             raise CannotFuse(f"a state is {variable.aval.dtype}, of float32 or shorter in a kernel")
 
 
-def _used(program: Program, variables: Sequence[Any]) -> set[Any]:
-    """The operands that the results depend on."""
-    wanted = program.outvars
-    equations = needed(program, set(variables), wanted)
-    atoms = [*wanted, *(atom for equation in equations for atom in equation.invars)]
-    return {atom for atom in atoms if not is_literal(atom)}
-
-
 def _possible(shape: tuple[int, ...], batch_shape: tuple[int, ...]) -> list[Axes]:
     """Where the batch axes of an array may be, by its shape: first, the last of them, nowhere."""
     several = [k for k, size in enumerate(batch_shape) if size > 1]
@@ -308,16 +298,6 @@ def _possible(shape: tuple[int, ...], batch_shape: tuple[int, ...]) -> list[Axes
             places = [k - missing for k in several]
             found.append(tuple(k if k >= 0 and own[k] > 1 else None for k in places))
     return list(dict.fromkeys(found))
-
-
-def _result(found: Entries, shape: tuple[int, ...], axes: Axes, name: str) -> np.ndarray:
-    """A result as it is written: with these axes of examples, and of this shape without them."""
-    if found.examples not in (axes, (None,) * len(axes)):
-        raise CannotFuse(f"an example takes the entries of another: {name}")
-    table = narrow(found.table, axes)
-    if any(n not in (1, size) for n, size in zip(table.shape, shape, strict=True)):
-        raise CannotFuse(f"the step treats examples differently: {name}")
-    return np.broadcast_to(table, shape)
 
 
 def own_shape(shape: tuple[int, ...], axes: Axes | None) -> tuple[int, ...]:
