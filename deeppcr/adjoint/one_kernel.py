@@ -121,7 +121,7 @@ def by_steps(own: _Recurrence) -> Leaves:
 def by_windows(otherwise: Callable[[], Pulled], own: _Recurrence) -> Leaves:
     """``mu`` of all steps, those of a window at once."""
     chain, count = own.chain, len(own.enter)
-    solve = FusedSolve.of(own.step, LINEAR, chain.length, reverse=True)
+    solve = FusedSolve(own.step, chain.length, True, LINEAR)
 
     def leaves(*_: Array) -> Leaves:
         at = pullback(chain, own.inputs[:count])

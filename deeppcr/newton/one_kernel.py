@@ -78,7 +78,7 @@ def _kernel_of(solver: Any, chain: TracedChain) -> FusedSolve:
     if chain.axis != LOCAL:
         raise CannotFuse("the chain is sharded over a mesh")
     fused = FusedStep.of_states(step.evaluated, step.states, step.inputs, chain.layout.batch_shape)
-    kernel = FusedSolve.of(fused, SolvedBelow(solver.budget), chain.length)
+    kernel = FusedSolve(fused, chain.length, False, SolvedBelow(solver.budget))
     if not isinstance(solver.criterion, NewtonCriterion):
         raise CannotFuse("the step has a derivative of its own, by jax.custom_jvp or custom_vjp")
     return kernel

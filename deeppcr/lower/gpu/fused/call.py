@@ -1,5 +1,6 @@
 """Equations that are one kernel on a GPU; the examples of `jax.vmap` are a batch axis of it."""
 
+import dataclasses
 import warnings
 from functools import partial
 from itertools import starmap
@@ -78,7 +79,7 @@ class KernelCall(Call):
         moves = [k < states or axis is not None for k, axis in enumerate(axes[first:])]
         try:
             step, constants = kernel.step.mapped(size, moves)
-            kernel = kernel.of_step(step)
+            kernel = dataclasses.replace(kernel, step=step)
         except CannotFuse:
             return super()._map(operands, axes, names, params)
         places = [

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
-from deeppcr.lower.gpu.fused.memory import Array, assigned, block, example_indices, index_type
+from deeppcr.lower.gpu.fused.memory import arrays_of, assigned, block, entered
 from deeppcr.lower.gpu.fused.sides import slots
 from deeppcr.lower.gpu.fused.step import FusedStep
 
@@ -91,15 +91,12 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
     lanes = step.divided()
     end = step.states
     middle = step.states + step.inputs
-    operands = [
-        Array.of(f"a{k}", *each).side_by_side(lanes.reads[k], lanes)
-        for k, each in enumerate(step.operands)
-    ]
-    results = []
-    for k, each in enumerate(step.results):
-        y = Array.of(f"y{k}", *each)
-        results.append(y.side_by_side(slots(range(len(y.places)), lanes.count), lanes))
+    operands, results = arrays_of(step)
+    operands = [x.side_by_side(lanes.reads[k], lanes) for k, x in enumerate(operands)]
+    results = [y.side_by_side(slots(range(len(y.places)), lanes.count), lanes) for y in results]
     used = [x for x, axes in zip(operands, step.examples, strict=True) if axes is not None]
+    used += results
+    index, begin = entered(step, length, used)
     states, last, outputs = operands[:end], results[:end], results[end:]
     inputs, captured = operands[end:middle], operands[middle:]
     read = sum(len(x.places) for x in inputs)
@@ -122,7 +119,7 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
             macros += [f"#define r{j}_{k} {text}" for k, text in enumerate(x.loads(False))]
         else:
             held += x.declared(j, x.loads(False))
-    statements = [x.begin("const ", " + nothing()") for x in again]
+    statements = [x.begin(" + nothing()") for x in again]
     for j, x in enumerate(operands[:middle]):
         kept = j < end or x in is_read
         statements += x.declared(j, x.kept("z" if j < end else "x") if kept else x.loads(True))
@@ -132,9 +129,6 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
     for y, found in zip(outputs, lanes.results[end:], strict=True):
         statements += y.writes(found, True)
 
-    index = index_type(length, used + results)
-    begin = example_indices(step, index)
-    begin += [x.begin("const ") for x in used] + [y.begin() for y in results] + lanes.begin + held
     threads = limits.WARP if step.threads <= limits.BLOCK_IS_WARP else limits.BLOCK
     text = TEXT.substitute(
         at=f"({length - 1} - (l))" if reverse else "(l)",
@@ -142,9 +136,9 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
         step=block([statements]),
         state=" ".join(x.registers() for x in states),
         inputs=" ".join(x.registers() for x in is_read),
-        pointers=", ".join([*(x.pointer("const ") for x in used), *(y.pointer() for y in results)]),
+        pointers=", ".join(x.pointer() for x in used),
         macros="\n".join(macros),
-        begin=block([begin]),
+        begin=block([begin, lanes.begin, held]),
         first=block(assigned(x.kept("z"), x.loads(False)) for x in states),
         last=block(y.writes(x.kept("z"), False) for y, x in zip(last, states, strict=True)),
         lanes=lanes.count,

@@ -21,6 +21,7 @@ class Array(NamedTuple):
         places: of the entries of an example, in a step: numbers, or expressions of C.
         examples: the distance to the next example, for each batch axis of the state.
         size: the distance to the next step.
+        const: whether a kernel only reads it, as C says so.
     """
 
     name: str
@@ -28,17 +29,19 @@ class Array(NamedTuple):
     places: Sequence[int | str]
     examples: list[int]
     size: int
+    const: str
 
     @classmethod
-    def of(cls, name: str, variable: Any, axes: Axes | None) -> Self:
+    def of(cls, name: str, variable: Any, axes: Axes | None, const: str = "") -> Self:
         """One with the examples on these axes; of one that is not used, no entries."""
         if axes is None:
-            return cls(name, TYPES["bool"], [], [], 0)
+            return cls(name, TYPES["bool"], [], [], 0, const)
         shape = variable.aval.shape
         own = tuple(map(slice, own_shape(shape, axes)))
         places = np.arange(math.prod(shape)).reshape(shape)[own].ravel().tolist()
         examples = [0 if axis is None else math.prod(shape[axis + 1 :]) for axis in axes]
-        return cls(name, type_of(variable.aval.dtype), places, examples, math.prod(shape))
+        kind, size = type_of(variable.aval.dtype), math.prod(shape)
+        return cls(name, kind, places, examples, size, const)
 
     def side_by_side(self, sides: Iterable[Sequence[int]], lanes: Lanes) -> Self:
         """What each of these lanes has, in place of the entries of an example."""
@@ -50,15 +53,15 @@ class Array(NamedTuple):
         register = self.type.register
         return [f"const {register} r{operand}_{k} = {text};" for k, text in enumerate(texts)]
 
-    def pointer(self, const: str = "") -> str:
+    def pointer(self) -> str:
         """Its declaration."""
-        return f"{const}{self.type.memory}* __restrict__ {self.name}"
+        return f"{self.const}{self.type.memory}* __restrict__ {self.name}"
 
-    def begin(self, const: str = "", move: str = "") -> str:
+    def begin(self, move: str = "") -> str:
         """A statement that moves the pointer from the start of the array to an example."""
         aligned = f"__builtin_assume_aligned({self.name}{move}, {limits.ALIGNMENT})"
         moves = [f" + e{k} * {n}" for k, n in enumerate(self.examples) if n]
-        return f"{self.name} = ({const}{self.type.memory}*){aligned}{''.join(moves)};"
+        return f"{self.name} = ({self.const}{self.type.memory}*){aligned}{''.join(moves)};"
 
     def registers(self) -> str:
         """The declaration of the entries of an example."""
@@ -81,18 +84,25 @@ class Array(NamedTuple):
         return [f"{self.name}[{at}{place}]" for place in self.places]
 
 
-def index_type(length: int, arrays: Iterable[Array]) -> str:
-    """The type in C of an index of an entry, in arrays of this many steps."""
-    return "long long" if length * max(x.size for x in arrays) >= 2**31 else "int"
+def arrays_of(step: FusedStep) -> tuple[list[Array], list[Array]]:
+    """Those that a step reads, and those that it writes."""
+    operands = [Array.of(f"a{k}", *each, "const ") for k, each in enumerate(step.operands)]
+    return operands, [Array.of(f"y{k}", *each) for k, each in enumerate(step.results)]
 
 
-def example_indices(step: FusedStep, index: str) -> list[str]:
-    """Declarations of the indices of an example on the batch axes, by its number."""
+def entered(step: FusedStep, length: int, arrays: Sequence[Array]) -> tuple[str, list[str]]:
+    """How a kernel that takes these arrays begins.
+
+    Returns the type in C of an index of an entry, in arrays of this many steps; and statements that
+    move pointers to an example, by its number.
+    """
+    index = "long long" if length * max(x.size for x in arrays) >= 2**31 else "int"
     sizes = [size for size in step.batch_shape if size > 1]
-    return [
+    indices = [
         f"const {index} e{k} = example / {math.prod(sizes[k + 1 :])} % {size};"
         for k, size in enumerate(sizes)
     ]
+    return index, indices + [x.begin() for x in arrays]
 
 
 def assigned(names: Sequence[str], entries: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ solve has its own, and does not ask for them.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import jax
 from jax import lax
@@ -15,22 +15,13 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.call import kernel_call_p
 from deeppcr.lower.gpu.fused.kernel import Kernel, kernel_of
 from deeppcr.lower.gpu.fused.nvrtc import Launch
+from deeppcr.lower.gpu.fused.recurring import Recurring
 from deeppcr.lower.gpu.fused.step import FusedStep, flat
 from deeppcr.programs.cut_first import apply
 
 
-class _Loop(NamedTuple):
-    """A kernel that computes step after step: see `Recurring`.
-
-    Attributes:
-        step: with its outputs.
-        length: the number of steps.
-        reverse: whether the first step takes the last entry of the inputs.
-    """
-
-    step: FusedStep
-    length: int
-    reverse: bool
+class FusedScan(Recurring):
+    """A kernel that computes step after step, with the outputs of the step: see `Recurring`."""
 
     def __repr__(self) -> str:
         return "fused_scan"
@@ -39,11 +30,6 @@ class _Loop(NamedTuple):
     def text(self) -> Kernel:
         """See `Recurring`."""
         return kernel_of(self.step, self.length, self.reverse)
-
-    @property
-    def residual(self) -> float:
-        """See `Recurring`."""
-        return 0.0
 
     @property
     def instructions(self) -> int:
@@ -55,23 +41,15 @@ class _Loop(NamedTuple):
         """Latency of all steps, in operations."""
         return self.length * self.step.waits
 
-    def of_step(self, step: FusedStep) -> Self:
-        """See `Recurring`."""
-        return self._replace(step=step)
+    @property
+    def in_trial(self) -> int:
+        """See `Recurring`: two trips of its loop, and what is left after all of them."""
+        ahead = self.text.ahead
+        return 2 * ahead + self.length % ahead
 
     def have_steps(self, count: int) -> list[bool]:
         """See `Recurring`."""
         return [k >= self.step.states for k in range(count)]
-
-    def shortened(self, most: int) -> Self:
-        """See `Recurring`: two trips of its loop, and what is left after all of them."""
-        ahead = self.text.ahead
-        few = 2 * ahead + self.length % ahead
-        return self._replace(length=min(self.length, few, most))
-
-    def trajectory(self, results: Leaves) -> Leaves:
-        """See `Recurring`: the first outputs."""
-        return results[self.step.states : 2 * self.step.states]
 
     def run(self, launch: Launch, results: Sequence[Any], operands: Sequence[Any]) -> Leaves:
         """See `Recurring`: by one kernel, after what is computed before it."""
@@ -88,7 +66,7 @@ def fused_scan(
     """
     operands = [*states, *inputs, *captured]
     program = jax.make_jaxpr(partial(_scan, step, reverse, length))(*operands)
-    kernel = _Loop(step, length, reverse)
+    kernel = FusedScan(step, length, reverse)
     found: Leaves = kernel_call_p.bind(*operands, call_jaxpr=program, kernel=kernel, first=0)
     return found[: step.states], found[step.states :]
 

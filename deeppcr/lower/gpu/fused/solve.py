@@ -5,11 +5,13 @@ which a solve has of its own, and does not ask for. Under `jax.vmap` the example
 of the kernel, where it can have one.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Self
+from functools import cached_property
+from typing import Any
 
 import jax
 
@@ -19,7 +21,7 @@ from deeppcr.lower.gpu.fused.call import kernel_call_p
 from deeppcr.lower.gpu.fused.kernel import Kernel
 from deeppcr.lower.gpu.fused.nvrtc import Launch, largest_cluster
 from deeppcr.lower.gpu.fused.operations import CannotFuse
-from deeppcr.lower.gpu.fused.step import FusedStep
+from deeppcr.lower.gpu.fused.recurring import Recurring
 from deeppcr.lower.gpu.fused.windows import Grid, SolvedBelow, kernel_of
 from deeppcr.programs.calls import with_operands
 
@@ -38,92 +40,82 @@ def expecting(iterations: int) -> Iterator[None]:
         _EXPECTED.reset(token)
 
 
-class FusedSolve(NamedTuple):
-    """A kernel that solves: see `Recurring`.
+@dataclasses.dataclass(frozen=True, repr=False)
+class FusedSolve(Recurring):
+    """A kernel that solves, of a step whose outputs are its next state: see `Recurring`.
 
     Attributes:
-        step: without outputs of its own.
         below: when a window is solved.
-        length: the number of steps, at least 1.
-        reverse: whether the first step takes the last entry of the inputs.
-        text: of the kernel, and how it is started.
-        expected: the iterations that the chain is expected to take.
+        usual: the iterations that a nonlinear chain is expected to take.
+
+    Raises:
+        CannotFuse: there is no kernel; the message says why.
     """
 
-    step: FusedStep
     below: SolvedBelow
-    length: int
-    reverse: bool
-    text: Kernel
-    expected: int
+    usual: int = dataclasses.field(default_factory=_EXPECTED.get)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.length, int) or not self.length:
+            raise CannotFuse(f"a chain has {self.length} steps")
+        self.text  # noqa: B018 - which may raise
 
     def __repr__(self) -> str:
         return "fused_solve"
 
-    @classmethod
-    def of(cls, step: FusedStep, below: SolvedBelow, length: int, reverse: bool = False) -> Self:
-        """That of a step whose outputs are its next state.
-
-        Raises:
-            CannotFuse: there is no kernel; the message says why.
-        """
-        if not isinstance(length, int) or not length:
-            raise CannotFuse(f"a chain has {length} steps")
-        text = kernel_of(step, length, reverse, below, largest_cluster())
-        expected = 2 if below.update == math.inf else _EXPECTED.get()
-        return cls(step, below, length, reverse, text, expected)
+    @cached_property
+    def text(self) -> Kernel:
+        """See `Recurring`."""
+        return kernel_of(self.step, self.length, self.reverse, self.below, largest_cluster())
 
     @property
     def instructions(self) -> int:
         """Of all threads, with a derivative as long as the step for each entry."""
         step = self.step
-        count = self.length * self.step.count
-        return self._passes * count * step.lanes * step.instructions * (1 + step.width)
+        of_pass = self.length * step.count * step.lanes * step.instructions * (1 + step.width)
+        return self._passes * of_pass
 
     @property
     def waits(self) -> int:
         """Latency of all windows, in operations."""
         grid = Grid.of(self.step, self.length, self.text.cluster)
-        in_order = self.length * self.step.waits if self._passes < self.expected else 0
+        in_order = self.length * self.step.waits if self._passes < self._expected else 0
         return self._passes * grid.rounds(self.length) * limits.ITERATION_LATENCY + in_order
+
+    @property
+    def _expected(self) -> int:
+        """The iterations that the chain is expected to take."""
+        return 2 if self.below.update == math.inf else self.usual
 
     @property
     def _passes(self) -> int:
         """The iterations in each window, which ends step by step if more are needed."""
-        return min(self.expected, self.below.iterations)
+        return min(self._expected, self.below.iterations)
 
-    def of_step(self, step: FusedStep) -> Self:
-        """See `Recurring`."""
-        return self.of(step, self.below, self.length, self.reverse)
-
-    def shortened(self, most: int) -> Self:
+    @property
+    def in_trial(self) -> int:
         """See `Recurring`: the steps of some windows, of a cluster if the chain has one."""
-        return self.of(
-            self.step, self.below, min(self.length, most, limits.TRIED_STEPS), self.reverse
-        )
-
-    def have_steps(self, count: int) -> list[bool]:
-        """See `Recurring`."""
-        return [k < count - OF_CHAINS for k in range(count)]
+        return limits.TRIED_STEPS
 
     @property
     def residual(self) -> float:
         """See `Recurring`: that of a window which is solved."""
         return max(self.below.residual, self.below.standing)
 
-    def trajectory(self, results: Leaves) -> Leaves:
+    def have_steps(self, count: int) -> list[bool]:
         """See `Recurring`."""
-        return results[:-OF_CHAINS]
+        return [k < count - OF_CHAINS for k in range(count)]
 
     def run(self, launch: Launch, results: Sequence[Any], operands: Sequence[Any]) -> Leaves:
         """See `Recurring`: by one kernel, after what is computed before it."""
-        *states, counted, reached, left = results
-        shape = (self.step.count,)
-        each = [jax.ShapeDtypeStruct(shape, x.dtype) for x in (counted, reached, left)]
-        found = launch(self.text, self.step.read(operands), [*states, *each])
-        of_chains = [x.reshape(*counted.shape, -1) for x in found[-OF_CHAINS:]]
-        iterations, prefix, residual = of_chains
-        return [*found[:-OF_CHAINS], iterations.max(-1), prefix.min(-1), residual.max(-1)]
+        states, found = results[:-OF_CHAINS], results[-OF_CHAINS:]
+        each = [jax.ShapeDtypeStruct((self.step.count,), x.dtype) for x in found]
+        *states, counted, reached, left = launch(
+            self.text, self.step.read(operands), [*states, *each]
+        )
+        shape = *found[0].shape, -1
+        iterations, prefix, residual = (x.reshape(shape) for x in (counted, reached, left))
+        return [*states, iterations.max(-1), prefix.min(-1), residual.max(-1)]
 
 
 def fused_solve(

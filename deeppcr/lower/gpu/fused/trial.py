@@ -7,9 +7,11 @@ the last place. An entry is wrong if it is for two draws of numbers: a step that
 the other side.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax
@@ -20,9 +22,10 @@ from jax import Array
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.nvrtc import Launch, alone
 from deeppcr.lower.gpu.fused.recurring import Recurring
-from deeppcr.programs.cut_first import evaluate
+from deeppcr.lower.gpu.fused.step import flat
+from deeppcr.programs.cut_first import apply
 from deeppcr.programs.precision import in_full_precision, own_rounding
-from depth.jaxprs import Program, called, entered, equations
+from depth.jaxprs import Program, called, equations
 
 RANGES = (-1, 1), (0, 1)  # of random numbers: of positive ones there are roots and logarithms
 DRAWS = 2  # of each range
@@ -51,13 +54,13 @@ def fault(
         results: their types.
         operands: states, inputs of all steps and captured arrays, or their types.
     """
-    states = kernel.step.states
-    inputs = len(kernel.step.whole.invars)
-    each = [math.prod(x.shape[states <= k < inputs :]) for k, x in enumerate(operands[:inputs])]
-    short = kernel.shortened(max(2, MOST // max(1, sum(each))))
+    states, inputs = kernel.step.states, len(kernel.step.whole.invars)
     has_steps = [states <= k < inputs for k in range(len(operands))]
-    operands = _shortened(operands, has_steps, short.length)
-    results = _shortened(results, kernel.have_steps(len(results)), short.length)
+    sizes = [math.prod(x.shape[has:]) for x, has in zip(operands[:inputs], has_steps, strict=False)]
+    length = min(kernel.length, kernel.in_trial, max(2, MOST // max(1, sum(sizes))))
+    short = dataclasses.replace(kernel, length=length)
+    operands = _shortened(operands, has_steps, length)
+    results = _shortened(results, kernel.have_steps(len(results)), length)
     kinds = (*((x.shape, str(x.dtype)) for x in operands),)
     key = launch, device, short.text, kinds
     if key not in _FOUND:
@@ -76,8 +79,13 @@ def _shortened(arrays: Sequence[Any], have_steps: Sequence[bool], length: int) -
 def _tried(
     launch: Launch, device: Any, kernel: Recurring, results: Sequence[Any], types: Sequence[Any]
 ) -> str:
-    by_kernel = jax.jit(lambda given: kernel.trajectory(kernel.run(launch, results, given)))
+    of_steps = kernel.have_steps(len(results))
     by_xla = jax.jit(partial(_by_xla, kernel))
+
+    @jax.jit
+    def by_kernel(given: Leaves) -> Leaves:
+        found = compress(kernel.run(launch, results, given), of_steps)
+        return list(found)[: kernel.step.states]
 
     def compared(draw: np.random.Generator, low: int, high: int) -> tuple[Leaves, Leaves, Leaves]:
         """Where states are wrong, they, and those of XLA."""
@@ -129,24 +137,20 @@ def _generator(keys: Any) -> Any:
 
 def _by_xla(kernel: Recurring, signs: Array, found: Leaves, operands: Leaves) -> Leaves:
     """All states, each from the one before it in ``found``; ``signs``: how what it reads moves."""
-    step = kernel.step
-    states = step.states
-    inputs = len(step.whole.invars)
-    program = in_full_precision(step.whole)
-    unit = _unit(program)
+    step, states = kernel.step, kernel.step.states
+    program = flat(in_full_precision(step.whole))
+    program = program._replace(outvars=program.outvars[:states])
+    unit = _unit(step.whole)
     moved = [_moved(jnp.roll(signs, k), unit, x) for k, x in enumerate([*found, *operands])]
     found, given = moved[:states], moved[states:]
     before = [
         jnp.concatenate([z[1:], first[None]] if kernel.reverse else [first[None], z[:-1]])
         for z, first in zip(found, given, strict=False)
     ]
-    captured = dict(zip(program.constvars, given[inputs:], strict=True))
-
-    def after(*read: Array) -> Leaves:
-        known = captured | dict(zip(program.invars, read, strict=True))
-        return evaluate(program, known, program.outvars[:states], _alone)
-
-    found = jax.vmap(after)(*before, *given[states:inputs])
+    count = len(step.whole.invars)
+    axes = [0 if k < count else None for k in range(len(given))]
+    after = jax.vmap(lambda *read: apply(program, read, _alone), axes)
+    found = after(*before, *given[states:])
     return found
 
 
@@ -154,10 +158,8 @@ def _alone(equation: Any, operands: list[Any]) -> list[Any] | None:
     """The results of an equation that names axes of `jax.shard_map`, or of a call that may."""
     if equation.primitive.name == "pvary":
         return operands
-    if (inner := called(equation)) is None:
-        return None
-    program, known = entered(inner, operands)
-    return evaluate(program, known, program.outvars, _alone)
+    inner = called(equation)
+    return None if inner is None else apply(inner, operands, _alone)
 
 
 def _moved(signs: Array, unit: float, x: Array) -> Array:

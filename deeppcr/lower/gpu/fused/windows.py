@@ -19,7 +19,7 @@ from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.jacobian import linearised
 from deeppcr.lower.gpu.fused.kernel import Kernel
 from deeppcr.lower.gpu.fused.lanes import Lanes
-from deeppcr.lower.gpu.fused.memory import Array, assigned, block, example_indices, index_type
+from deeppcr.lower.gpu.fused.memory import Array, arrays_of, assigned, block, entered
 from deeppcr.lower.gpu.fused.operations import CannotFuse, spelled
 from deeppcr.lower.gpu.fused.solve_text import DEVICE, TEXT
 from deeppcr.lower.gpu.fused.step import FusedStep, lanes_for
@@ -114,9 +114,9 @@ def kernel_of(
     Raises:
         CannotFuse: there is none; the message says why.
     """
-    operands = [Array.of(f"a{k}", *each) for k, each in enumerate(step.operands)]
-    results = [Array.of(f"y{k}", *each) for k, each in enumerate(step.results[step.states :])]
-    states = operands[: step.states]
+    operands, results = arrays_of(step)
+    states, others = operands[: step.states], operands[step.states :]
+    results = results[: step.states]  # as the outputs are
     width = step.width
     if width not in limits.WINDOWS:
         raise CannotFuse(f"a state has {width} entries, of at most {max(limits.WINDOWS)}")
@@ -124,17 +124,14 @@ def kernel_of(
         raise CannotFuse("a state is shorter than float32")
     count, rest = lanes_of(step), iter(range(width))
     texts = [[f"0 {next(rest)}" for _ in x.places] for x in states]
-    others = operands[step.states :]
     texts += [[f"{j} {k}" for k in range(len(x.places))] for j, x in enumerate(others, 1)]
     code, values, columns = linearised(step, texts, count)
     lanes = Lanes(code, [values], 1, count, "evaluated")
     both = Lanes(code, [values, *columns], 1, count, "linearised")
 
     grid = Grid.of(step, length, cluster, both.instructions)
-    used = [x for x in operands if x.places]
-    index = index_type(length, used + results)
-    begin = example_indices(step, index)
-    begin += [x.begin("const ") for x in used] + [y.begin() for y in results]
+    used = [x for x in operands if x.places] + results
+    index, begin = entered(step, length, used)
 
     def statements(lanes: Lanes) -> list[str]:
         """Of a step, or of its Jacobian, too."""
@@ -160,9 +157,7 @@ def kernel_of(
         linearise=block([statements(both)]),
         write=block([_of_rows(results, lanes, lambda y, f: y.writes(f, True), "(f)")]),
         index=index,
-        pointers=", ".join(
-            [*(x.pointer("const ") for x in used), *(y.pointer() for y in results), *COUNTED]
-        ),
+        pointers=", ".join([*(x.pointer() for x in used), *COUNTED]),
         examples=step.count,
         first="\n    ".join(_of_rows(states, lanes, lambda x, z: assigned(z, x.loads(False)), "z")),
         begin="\n  ".join([*begin, *lanes.begin, *both.begin]),
