@@ -18,13 +18,13 @@ from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code, Value, in_c
 from deeppcr.lower.gpu.fused.sides import (
     Side,
-    Sides,
     filled,
     kind_of,
     kinds_of,
     parts_of,
     place_of,
     side_of,
+    sides_of,
     slots,
 )
 
@@ -72,8 +72,9 @@ class Lanes:
         self._names: dict[Side | int, str] = {}  # in shared memory; a number is that of a state
         self._known: dict[Side, Known] = {}
         self._sizes = Counter(place_of(x)[0] for x in code.values if not x.operands)
-        self._sides = Sides.of((side for own in results for side in own), code.values, count)
-        for side in self._sides.ordered:
+        every = (side for own in results for side in own)
+        ordered, self._merged, self._source = sides_of(every, code.values, count)
+        for side in ordered:
             self._written(side)
         known = [list(map(self._written, own)) for own in results]
         self.results = [[text for text, _ in own] for own in known]
@@ -104,7 +105,7 @@ class Lanes:
 
     def _written(self, side: Side) -> Known:
         """A side, after its statement."""
-        side = self._sides.merged.get(side, side)
+        side = self._merged.get(side, side)
         if side not in self._known:
             self._known[side] = self._write(side)
         return self._known[side]
@@ -116,7 +117,7 @@ class Lanes:
             known = self._declare(_type(numbers), chosen(numbers)) if side[1:] else numbers[0]
             return known, NEVER
         first, kinds = values[0], kinds_of(side)
-        if len(side) == 1 and self._sides.source.get(first, side) != side:
+        if len(side) == 1 and self._source.get(first, side) != side:
             return self._receive(first)
         if len(kinds) == 1 and not first.operands:
             return self._read(side)
@@ -167,7 +168,7 @@ class Lanes:
 
     def _receive(self, value: Value) -> Known:
         """A value of one lane."""
-        side = self._sides.source[value]
+        side = self._source[value]
         text, waits = self._written(side)
         is_new = side not in self._names
         name = self._share(side, value.register, 1)

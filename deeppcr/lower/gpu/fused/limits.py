@@ -39,9 +39,14 @@ RESIDENT = 256  # threads of a processor, each with as many registers as one can
 
 # Threads of a block, and steps of each at most, by the entries of a state: what registers and
 # shared memory hold: compiled.
-WINDOWS = {1: (512, 8), 2: (512, 4), 3: (256, 4), 4: (256, 2)}
-WINDOWS |= dict.fromkeys(range(5, 9), (512, 2))
-WINDOWS |= dict.fromkeys(range(9, 17), (256, 2))
+WINDOWS = {
+    1: (512, 8),
+    2: (512, 4),
+    3: (256, 4),
+    4: (256, 2),
+    **dict.fromkeys(range(5, 9), (512, 2)),
+    **dict.fromkeys(range(9, 17), (256, 2)),
+}
 ALL_ROWS = 4  # entries of a state up to which a thread has all rows of the Jacobian: compiled
 SIDE_BY_SIDE = 8  # examples of one entry, a sector of memory: the hardware
 MANY_EXAMPLES = 1024  # from which they are side by side: assumed

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +24,6 @@ from deeppcr.lower.variants import platform, platforms
 Launch = Callable[[Kernel, Sequence[Any], Sequence[Any]], list[Any]]
 """``(kernel, operands, types of the results) -> results``, in a program."""
 
-T = TypeVar("T")
 TARGET = "__gpu$xla.gpu.ptx"
 KNOWN = (0, 10), (0, 13)  # versions of jax: from the first, before the second
 # The driver compiles it for the GPU that there is, which may be newer. Quotients and roots are to 2
@@ -99,7 +98,7 @@ def refused(device: Any) -> str:
     return "" if found == 2 else "a kernel that XLA calls returns wrong results here"
 
 
-def alone(device: Any, trial: Callable[[], T]) -> T:
+def alone(device: Any, trial: Callable[[], Any]) -> Any:
     """The result of a trial on a device while a program is traced or compiled.
 
     In a thread of its own: there are no mesh, no other trace, and no settings of the caller's, but
@@ -107,7 +106,7 @@ def alone(device: Any, trial: Callable[[], T]) -> T:
     """
     has_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
-    def run() -> T:
+    def run() -> Any:
         plain = jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow")
         with jax.default_device(device), jax.enable_x64(has_x64), plain[0], plain[1], plain[2]:
             return trial()

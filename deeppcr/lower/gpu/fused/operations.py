@@ -148,10 +148,9 @@ def operation(name: str, operand: Any, result: Any, count: int = 1) -> Operation
             text = text.replace("fabsf", "fabs")
     if not text:
         raise CannotFuse(f"{name} has no counterpart in a kernel")
-    cost = (1, 1)
     if PRIMITIVES[name].transcendental:
-        cost = (limits.FUNCTION_LATENCY, limits.FUNCTION_INSTRUCTIONS)
-    return Operation(text, result, *cost)
+        return Operation(text, result, limits.FUNCTION_LATENCY, limits.FUNCTION_INSTRUCTIONS)
+    return Operation(text, result)
 
 
 def convert(operand: Any, result: Any) -> Operation:

@@ -7,7 +7,7 @@ of the lanes that compute some of it each.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import Value
@@ -18,63 +18,57 @@ Entry = Value | str | None  # of one example: a variable, or a number in C; None
 Side = tuple[Entry, ...]  # the entries of the lanes; a single one if all have the same
 
 
-class Sides(NamedTuple):
-    """What lanes compute.
+def sides_of(
+    results: Iterable[Side], values: Iterable[Value], count: int
+) -> tuple[list[Side], dict[Side, Side], dict[Entry, Side]]:
+    """What ``count`` lanes compute, of a step with these statements.
 
-    Attributes:
-        ordered: all sides that results are made of, each after what it is made of.
-        merged: for a side the one in which it is computed, as both leave room for each other.
-        source: for a value that lanes share the side in which one of them computes it.
+    Returns:
+        all sides that results are made of, each after what it is made of; for a side the one in
+        which it is computed, as both leave room for each other; and for a value that lanes share
+        the side in which one of them computes it.
     """
+    levels, kinds, costs = _described(values)
+    needed: dict[Side, None] = {}
+    merged: dict[Side, Side] = {}
+    source: dict[Entry, Side] = {}
+    waiting = defaultdict[int, dict[Side, None]](dict)
 
-    ordered: list[Side]
-    merged: dict[Side, Side]
-    source: dict[Entry, Side]
+    def wait(sides: Iterable[Side]) -> None:
+        for side in sides:
+            waiting[max(levels.get(x, 0) for x in side)][side] = None
 
-    @classmethod
-    def of(cls, results: Iterable[Side], values: Iterable[Value], count: int) -> Self:
-        """Those of a step with these statements, by ``count`` lanes."""
-        levels, kinds, costs = _described(values)
-        needed: dict[Side, None] = {}
-        alias: dict[Side, Side] = {}
-        source: dict[Entry, Side] = {}
-        waiting = defaultdict[int, dict[Side, None]](dict)
-
-        def wait(sides: Iterable[Side]) -> None:
-            for side in sides:
-                waiting[max(levels.get(x, 0) for x in side)][side] = None
-
-        wait(results)
-        while waiting:
-            level = max(waiting)  # those first that are made of others
-            of_all = defaultdict[int, dict[Any, None]](dict)
-            of_each = defaultdict[Any, list[Side]](list)
-            while waiting[level]:
-                side, _ = waiting[level].popitem()
-                if len(kinds_of(side)) > 1:
-                    needed[side] = None
-                    wait(parts_of(side))
-                elif len(side) == 1 < count and level:
-                    of_all[kinds[side[0]]][side[0]] = None
-                else:
-                    of_each[next(kinds.get(x, x) for x in side if x)].append(side)
-            del waiting[level]
-            sides = []
-            for own in of_each.values():
-                for merged, members in _merged(own).items():
-                    sides.append(merged)
-                    alias |= dict.fromkeys(members, merged)
-            for same in of_all.values():
-                if len(same) > 1 and sum(costs[x] for x in same) >= WORTH:
-                    ordered = sorted(same, key=lambda x: x.number)
-                    shared = list(map(side_of, slots(ordered, count)))
-                    source |= {x: side for side in shared for x in side}
-                    sides += shared
-                else:
-                    sides += [(x,) for x in same]
-            needed |= dict.fromkeys(sides)
-            wait(part for side in sides for part in parts_of(side))
-        return cls(sorted(needed, key=_number), alias, source)
+    wait(results)
+    while waiting:
+        level = max(waiting)  # those first that are made of others
+        of_all = defaultdict[int, dict[Any, None]](dict)
+        of_each = defaultdict[Any, list[Side]](list)
+        while waiting[level]:
+            side, _ = waiting[level].popitem()
+            if len(kinds_of(side)) > 1:
+                needed[side] = None
+                wait(parts_of(side))
+            elif len(side) == 1 < count and level:
+                of_all[kinds[side[0]]][side[0]] = None
+            else:
+                of_each[next(kinds.get(x, x) for x in side if x)].append(side)
+        del waiting[level]
+        sides = []
+        for own in of_each.values():
+            for whole, members in _merged(own).items():
+                sides.append(whole)
+                merged |= dict.fromkeys(members, whole)
+        for same in of_all.values():
+            if len(same) > 1 and sum(costs[x] for x in same) >= WORTH:
+                ordered = sorted(same, key=lambda x: x.number)
+                shared = list(map(side_of, slots(ordered, count)))
+                source |= {x: side for side in shared for x in side}
+                sides += shared
+            else:
+                sides += [(x,) for x in same]
+        needed |= dict.fromkeys(sides)
+        wait(part for side in sides for part in parts_of(side))
+    return sorted(needed, key=_number), merged, source
 
 
 def slots(entries: Sequence[Any], count: int) -> list[tuple[Any, ...]]:

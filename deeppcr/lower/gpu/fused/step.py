@@ -80,10 +80,12 @@ class FusedStep:
             CannotFuse: it has no kernel; the message says why.
         """
         apart = Apart.of_step(program, states)
-        ways: list[tuple[Apart | None, Shape]] = []
-        ways += [(None, shape) for shape in apart.entries(program)]
-        ways += [(apart, shape) for shape in apart.entries(apart.rest)]
-        ways += [(None, batch_shape), (apart, batch_shape)]
+        ways: list[tuple[Apart | None, Shape]] = [
+            *((None, shape) for shape in apart.entries(program)),
+            *((apart, shape) for shape in apart.entries(apart.rest)),
+            (None, batch_shape),
+            (apart, batch_shape),
+        ]
         reasons = []
         for way in ways:
             try:
@@ -120,15 +122,14 @@ class FusedStep:
         used = read_by(needed(program, variables, program.outvars), program.outvars)
         choices: list[Sequence[Axes | None]] = []
         for k, variable in enumerate(variables):
+            if not variable.aval.size and variable in used:
+                raise CannotFuse("an array that a step reads has no entries")
             found = _possible(variable.aval.shape, batch)
             if k < states:
-                choices.append(found[:1])
-            elif variable not in used:
-                choices.append([None])
-            elif not variable.aval.size:
-                raise CannotFuse("an array that a step reads has no entries")
-            else:
-                choices.append(found if k < states + inputs else found[::-1])
+                found = found[:1]
+            elif k >= states + inputs:
+                found = found[::-1]
+            choices.append(found if k < states or variable in used else [None])
         outputs = tuple(_possible(x.aval.shape, batch)[0] for x in program.outvars[states:])
         reasons = []
         for examples in islice(product(*choices), limits.MAX_PLACES):
