@@ -151,10 +151,9 @@ class Instance:
         return self.state, self.chain.inputs, self.weights
 
     @property
-    def shapes(self) -> tuple[Any, Any, Any]:
+    def shapes(self) -> Any:
         """`arguments`, as shapes on one device."""
-        shapes: tuple[Any, Any, Any] = jax.tree.map(_shape, self.arguments)
-        return shapes
+        return jax.tree.map(_shape, self.arguments)
 
     @cached_property
     def why_not_now(self) -> str:
@@ -210,8 +209,7 @@ class Instance:
         if candidate.adjoint is None or self.traced.step.not_differentiable:
             return states
         if self.traced.step.forwards_only:
-            along = lambda z, *rest: jax.jvp(lambda z: loss(z, *rest), (z,), (z,))  # noqa: E731
-            return along
+            return lambda z, *rest: jax.jvp(lambda z: loss(z, *rest), (z,), (z,))
         return jax.grad(loss, argnums=(0, 1, 2), allow_int=True)
 
 

@@ -19,6 +19,12 @@ def tpu_seconds(program: Program) -> float:
     return SECONDS * _pieces(program)
 
 
+def compiled(program: Program, platform: str) -> str:
+    """How many kernels a program has, and how long these take to compile for a TPU, in words."""
+    time = f" (some {tpu_seconds(program):.2g} s)" if platform == "tpu" else ""
+    return f"{program.compiled:,}{time}"
+
+
 def _pieces(program: Program) -> int:
     """The kernels and the matrices of batched products, however often each runs."""
     kernels = sum(count * _of_kernel(kernel) for kernel, count in program.kernels)

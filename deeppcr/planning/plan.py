@@ -34,7 +34,7 @@ from deeppcr.planning.candidates import (
     instance_of,
     kept_by,
 )
-from deeppcr.planning.compiling import LONG, tpu_seconds
+from deeppcr.planning.compiling import LONG, compiled, tpu_seconds
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import find_sharding
 from deeppcr.structure import Structure, find_structure
@@ -249,18 +249,18 @@ def plan(
         [_predicted(instance, each, model, number) for each in found]
         for found in instance.candidates(methods, adjoint.option)
     )
-    because = str(rule) if isinstance(option, Auto) else "the method that is asked for"
-    for_adjoint = str(adjoint)
+    because, for_adjoint = "the method that is asked for", str(adjoint)
     if isinstance(option, Auto):
-        forward, because = _without_doubt(forward, because)
+        forward, because = _without_doubt(forward, str(rule))
         gradient, for_adjoint = _without_doubt(gradient, for_adjoint, forward[0].method)
+    structure = find_structure(step, layout)
     batch = f", a batch of {layout.batch_size}" if layout.batch_shape else ""
     found = {
         "chosen": _promise(forward, [] if step.not_differentiable else gradient, source),
         "because": because,
         "adjoint": for_adjoint,
         "chain": f"{steps} steps, a state of {layout.width} entries{batch}",
-        "structure": str(structure := find_structure(step, layout)),
+        "structure": str(structure),
     }
     if for_adjoint == because:  # an obstacle
         del found["adjoint"]
@@ -276,17 +276,15 @@ def plan(
             "iterations": f"{number} ({source})",
         }
     ours, plain = gradient[0].cost.program, baseline(gradient).cost.program
-    is_slow = platform == "tpu" and tpu_seconds(ours) > LONG
     if platform in ("cpu", "tpu"):
-        numbers = [f"{each.compiled:,}" for each in (ours, plain)]
-        if platform == "tpu":
-            times = zip(numbers, map(tpu_seconds, (ours, plain)), strict=True)
-            numbers = [f"{number} (some {time:.2g} s)" for number, time in times]
+        numbers = compiled(ours, platform), compiled(plain, platform)
         found["compiles"] = "{} kernels of a gradient; jax.lax.scan {}".format(*numbers)
-    is_list = instance.name == "x" and not isinstance(program, Repeated)
-    note = OF_LIST * (is_list and platform == "cpu") or obstacle() * (platform == "cuda")
-    if note := note or SLOW * is_slow:
-        found["note"] = note
+    if platform == "cpu" and instance.name == "x" and not isinstance(program, Repeated):
+        found["note"] = OF_LIST
+    elif platform == "cuda" and (why := obstacle()):
+        found["note"] = why
+    elif platform == "tpu" and tpu_seconds(ours) > LONG:
+        found["note"] = SLOW
     if sharding:
         each = -(-steps // sharding.size)
         found["devices"] = f"{sharding.size} along {sharding.mesh_axis!r}, up to {each} steps each"
@@ -316,8 +314,8 @@ def _without_doubt(
 
 def _promise(forward: Sequence[Candidate], gradient: Sequence[Candidate], source: str) -> str:
     """The choice and its speedups, and what they rest on."""
-    text, best = forward[0].name, forward[0]
-    text += f": {_digits(baseline(forward).seconds / best.seconds)}x"
+    best = forward[0]
+    text = f"{best.name}: {_digits(baseline(forward).seconds / best.seconds)}x"
     text += " if the chain forgets its past" if best.iterations and source == USUAL else ""
     if gradient:
         both = gradient[0]
@@ -348,9 +346,9 @@ def _sample(instance: Instance, method: Newton, block: int, shards: int) -> tupl
     chain, length = instance.chain, instance.traced.length
     steps = max(8, min(STEPS, ENTRIES // max(1, block)))
     steps = min(length, -(-steps // shards) * shards)
-    method = dataclasses.replace(method, atol=0.0, window=None, memory=None, fused=False)
-    options: Any = {"max_iterations": MOST, "progress": None, "record": True}
-    method = dataclasses.replace(method, **options, on_failure="return")
+    options: Any = {"atol": 0.0, "window": None, "memory": None, "fused": False, "progress": None}
+    options |= {"max_iterations": MOST, "record": True, "on_failure": "return"}
+    method = dataclasses.replace(method, **options)
     inputs = jax.tree.map(lambda x: jax.lax.slice_in_dim(jnp.asarray(x), 0, steps), chain.inputs)
     first = dataclasses.replace(chain, inputs=inputs, length=steps)
     stats = solve(first, instance.state, method=method, batch_ndim=instance.batch_ndim).stats
