@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from functools import partial
 from itertools import starmap
 from typing import Any
@@ -17,7 +18,7 @@ from deeppcr.lower.gpu.fused import nvrtc
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.gpu.fused.recurring import Recurring
 from deeppcr.lower.gpu.fused.trial import fault
-from deeppcr.programs.calls import Call, is_jit_disabled
+from deeppcr.programs.calls import Call, is_jit_disabled, with_operands
 
 
 class KernelCall(Call):
@@ -104,9 +105,19 @@ class KernelCall(Call):
 kernel_call_p = KernelCall()
 
 
-def _moved(size: int, x: Array, axis: int | None, place: int | None) -> Array:
+def call(kernel: Recurring, program: Callable[..., Leaves], operands: Leaves) -> Leaves:
+    """The results of a kernel on a GPU, and of a program elsewhere.
+
+    ``operands``: states, inputs of all steps and captured arrays.
+    """
+    closed, constants = with_operands(jax.make_jaxpr(program)(*operands))
+    given = {"call_jaxpr": closed, "kernel": kernel, "first": len(constants)}
+    found: Leaves = kernel_call_p.bind(*constants, *operands, **given)
+    return found
+
+
+def _moved(size: int, x: Array, axis: int | None, place: Any) -> Array:
     """An array with its examples on another axis; of a state that has none, each is the same."""
     if axis is None:
         return x if place is None else jnp.broadcast_to(x, (size, *jnp.shape(x)))
-    assert place is not None
     return jnp.moveaxis(x, axis, place)

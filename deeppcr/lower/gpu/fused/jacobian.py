@@ -14,22 +14,15 @@ from deeppcr.lower.gpu.fused.step import FusedStep, flat
 from deeppcr.programs.cut_first import apply
 
 
-def linearised(
-    step: FusedStep, texts: Sequence[Sequence[str]], threads: int
-) -> tuple[Code, np.ndarray, list[np.ndarray]]:
-    """A step and its Jacobian, entry by entry.
-
-    Args:
-        step: the step.
-        texts: expressions of the entries of each operand.
-        threads: that share them.
+def linearised(step: FusedStep, threads: int) -> tuple[Code, np.ndarray, list[np.ndarray]]:
+    """A step and its Jacobian, entry by entry, of a state that is a vector ``[w]``.
 
     Returns:
-        the statements of both, the next state ``[w]``, and its derivatives with respect to each
-        entry of the state, ``[w]`` each.
+        the statements of both, which so many ``threads`` share; the next state, ``[w]``; and its
+        derivatives with respect to each entry of the state, ``[w]`` each.
     """
     code, derivative = Code(threads, step.batches), _derivative(step)
-    operands = step.tables(code, texts)
+    operands = step.tables(code, is_vector=True)
     values = step.written(evaluate(flat(step.program), operands, code)[: step.states])
     code.folds = True
     state = operands[: step.states]

@@ -22,7 +22,6 @@ from deeppcr.lower.gpu.fused.sides import (
     kind_of,
     kinds_of,
     parts_of,
-    place_of,
     side_of,
     sides_of,
     slots,
@@ -50,7 +49,7 @@ class Lanes:
         """Write the lanes of a step.
 
         Args:
-            code: its statements for one example, which read entry k of operand j as ``"{j} {k}"``.
+            code: its statements for one example.
             tables: of the results.
             states: the number of leaves of a state.
             count: the number of lanes.
@@ -71,7 +70,7 @@ class Lanes:
         self._declared: dict[tuple[str, str], str] = {}  # names by type and expression
         self._names: dict[Side | int, str] = {}  # in shared memory; a number is that of a state
         self._known: dict[Side, Known] = {}
-        self._sizes = Counter(place_of(x)[0] for x in code.values if not x.operands)
+        self._sizes = Counter(x.place[0] for x in code.values if x.place)
         every = (side for own in results for side in own)
         ordered, self._merged, self._source = sides_of(every, code.values, count)
         for side in ordered:
@@ -119,7 +118,7 @@ class Lanes:
         first, kinds = values[0], kinds_of(side)
         if len(side) == 1 and self._source.get(first, side) != side:
             return self._receive(first)
-        if len(kinds) == 1 and not first.operands:
+        if len(kinds) == 1 and first.place:
             return self._read(side)
         parts = list(map(self._written, parts_of(side)))
         texts = [text for text, _ in parts]
@@ -142,8 +141,8 @@ class Lanes:
     def _read(self, side: Side) -> Known:
         """Entries of an operand."""
         first = next(x for x in side if isinstance(x, Value))
-        array, _ = place_of(first)
-        own = [place_of(x)[1] if isinstance(x, Value) else None for x in side]
+        array, _ = first.place
+        own = [x.place[1] if isinstance(x, Value) else None for x in side]
         indices = self._continued(own, array)
         indices *= self.count // len(side)
         reads = self.reads[array]

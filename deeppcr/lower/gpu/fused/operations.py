@@ -189,14 +189,16 @@ class Value:
         operands: variables and numbers, as in C; none of what is read.
         latency: the number of instructions in it that wait for each other.
         instructions: of a thread.
+        place: of what is read: the operand, and which of its entries.
     """
 
     number: int
     register: str
-    text: str
+    text: str = ""
     operands: "tuple[Value | str, ...]" = ()
     latency: int = 0
     instructions: int = 0
+    place: tuple[int, ...] = ()
 
 
 class Code:
@@ -221,12 +223,12 @@ class Code:
         self.values: list[Value] = []
         self._known: dict[Any, Value] = {}
 
-    def read(self, text: str, dtype: Any) -> Value:
-        """A variable with the value of an expression."""
-        return self._add(type_of(dtype).register, text)
+    def read(self, place: tuple[int, int], dtype: Any) -> Value:
+        """A variable with the value of an entry of an operand: see `Value`."""
+        return self._add(register=type_of(dtype).register, place=place)
 
-    def _add(self, *args: Any) -> Value:
-        self.values.append(Value(len(self.values), *args))
+    def _add(self, **known: Any) -> Value:
+        self.values.append(Value(len(self.values), **known))
         return self.values[-1]
 
     def __call__(self, operation: Operation, entries: Sequence[Any]) -> Any:
@@ -239,13 +241,20 @@ class Code:
             text = kind.load.format(kind.store.format(text))
         elif text == "{0}":
             return entries[0]
-        key = kind.register, text, tuple(map(in_c, entries))
+        operands = tuple(map(in_c, entries))
+        key = kind.register, text, operands
         if key not in self._known:
             self.instructions += operation.instructions
             most = limits.MAX_INSTRUCTIONS_OF_ALL if self.threads > 1 else limits.MAX_INSTRUCTIONS
             if self.instructions > most:
                 raise CannotFuse(f"a step has more than {most} instructions")
-            self._known[key] = self._add(*key, operation.latency, operation.instructions)
+            self._known[key] = self._add(
+                register=kind.register,
+                text=text,
+                operands=operands,
+                latency=operation.latency,
+                instructions=operation.instructions,
+            )
         return self._known[key]
 
 

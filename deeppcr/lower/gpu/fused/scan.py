@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import jax
 from jax import lax
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.fused.call import kernel_call_p
+from deeppcr.lower.gpu.fused.call import call
 from deeppcr.lower.gpu.fused.kernel import Kernel, kernel_of
 from deeppcr.lower.gpu.fused.nvrtc import Launch
 from deeppcr.lower.gpu.fused.recurring import Recurring
@@ -64,10 +63,8 @@ def fused_scan(
     The first outputs of ``step`` are its state: by these a kernel is tried. ``reverse``: whether
     the first step takes the last entry of the inputs.
     """
-    operands = [*states, *inputs, *captured]
-    program = jax.make_jaxpr(partial(_scan, step, reverse, length))(*operands)
-    kernel = FusedScan(step, length, reverse)
-    found: Leaves = kernel_call_p.bind(*operands, call_jaxpr=program, kernel=kernel, first=0)
+    program = partial(_scan, step, reverse, length)
+    found = call(FusedScan(step, length, reverse), program, [*states, *inputs, *captured])
     return found[: step.states], found[step.states :]
 
 

@@ -98,14 +98,8 @@ def kind_of(entry: Value | str) -> tuple[Any, ...]:
     if isinstance(entry, str):
         return ("number",)
     if not entry.operands:
-        return "operand", place_of(entry)[0]
+        return "operand", entry.place[0]
     return entry.register, entry.text, len(entry.operands)
-
-
-def place_of(value: Value) -> tuple[int, int]:
-    """Which entry of which operand is read."""
-    operand, entry = map(int, value.text.split())
-    return operand, entry
 
 
 def side_of(entries: Sequence[Entry]) -> Side:

@@ -17,13 +17,12 @@ import jax
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import limits
-from deeppcr.lower.gpu.fused.call import kernel_call_p
+from deeppcr.lower.gpu.fused.call import call
 from deeppcr.lower.gpu.fused.kernel import Kernel
 from deeppcr.lower.gpu.fused.nvrtc import Launch, largest_cluster
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.lower.gpu.fused.recurring import Recurring
 from deeppcr.lower.gpu.fused.windows import Grid, SolvedBelow, kernel_of
-from deeppcr.programs.calls import with_operands
 
 OF_CHAINS = 3  # results for each chain, after the states
 # Iterations: of chains that forget, GRUs take 5 to 7, layers 8.
@@ -132,10 +131,4 @@ def fused_solve(
     an entry. ``otherwise``: the same of the states, inputs and captured arrays, for other
     platforms.
     """
-    operands = [*states, *inputs, *captured]
-    closed, constants = with_operands(jax.make_jaxpr(otherwise)(*operands))
-    arrays = [*constants, *operands]
-    found: Leaves = kernel_call_p.bind(
-        *arrays, call_jaxpr=closed, kernel=solve, first=len(constants)
-    )
-    return found
+    return call(solve, otherwise, [*states, *inputs, *captured])

@@ -165,9 +165,8 @@ class FusedStep:
 
     def divided(self) -> Lanes:
         """The statements of each thread."""
-        texts = [[f"{j} {k}" for k in range(size)] for j, size in enumerate(self._sizes)]
         code = Code(self.lanes, self.batches)
-        found = evaluate(flat(self.program), self.tables(code, texts), code)
+        found = evaluate(flat(self.program), self.tables(code), code)
         return Lanes(code, self.written(found), self.states, self.lanes, "common")
 
     @property
@@ -211,13 +210,17 @@ class FusedStep:
         axes = [*(axes or () for axes in self.examples[: self.states]), *self.outputs]
         return list(zip(self.program.outvars, axes, strict=True))
 
-    def tables(self, code: Code, texts: Sequence[Sequence[str]]) -> list[Entries]:
-        """The operands of a step; ``texts``: expressions of the entries of each."""
+    def tables(self, code: Code, is_vector: bool = False) -> list[Entries]:
+        """The operands of a step; ``is_vector``: whether all leaves of its state are one for C."""
+        sizes = self._sizes
+        if is_vector:
+            sizes = [self.width, *sizes[self.states :]]
+        places = iter([(j, k) for j, size in enumerate(sizes) for k in range(size)])
         tables = []
-        for (variable, axes), own in zip(self.operands, texts, strict=True):
-            entries = [code.read(text, variable.aval.dtype) for text in own]
-            table = table_of(entries, own_shape(variable.aval.shape, axes))
-            tables.append(Entries(table, axes or (None,) * self.batches))
+        for variable, axes in self.operands:
+            shape, dtype = own_shape(variable.aval.shape, axes), variable.aval.dtype
+            entries = [code.read(place, dtype) for place in islice(places, math.prod(shape))]
+            tables.append(Entries(table_of(entries, shape), axes or (None,) * self.batches))
         return tables
 
     def written(self, found: Sequence[Entries]) -> Leaves:

@@ -122,10 +122,8 @@ def kernel_of(
         raise CannotFuse(f"a state has {width} entries, of at most {max(limits.WINDOWS)}")
     if any(x.type.store != "{}" for x in states):
         raise CannotFuse("a state is shorter than float32")
-    count, rest = lanes_of(step), iter(range(width))
-    texts = [[f"0 {next(rest)}" for _ in x.places] for x in states]
-    texts += [[f"{j} {k}" for k in range(len(x.places))] for j, x in enumerate(others, 1)]
-    code, values, columns = linearised(step, texts, count)
+    count = lanes_of(step)
+    code, values, columns = linearised(step, count)
     lanes = Lanes(code, [values], 1, count, "evaluated")
     both = Lanes(code, [values, *columns], 1, count, "linearised")
 
