@@ -75,31 +75,26 @@ class KernelCall(Call):
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
         kernel, first, size = params["kernel"], params["first"], names["axis_size"]
-        states = kernel.step.states
-        of_steps = len(kernel.step.whole.invars)
-        moves = [k < states or axis is not None for k, axis in enumerate(axes[first:])]
+        states, of_steps = kernel.step.states, len(kernel.step.whole.invars)
+        # The new axis of each array: behind the steps of inputs, in front of others; None for none.
+        places = [
+            int(states <= k < of_steps) if k < states or axis is not None else None
+            for k, axis in enumerate(axes[first:])
+        ]
         try:
-            step, constants = kernel.step.mapped(size, moves)
+            step, constants = kernel.step.mapped(size, [place is not None for place in places])
             kernel = dataclasses.replace(kernel, step=step)
         except CannotFuse:
             return super()._map(operands, axes, names, params)
-        places = [
-            (int(states <= k < of_steps) if moving else None) for k, moving in enumerate(moves)
-        ]
         given = zip(operands[first:], axes[first:], places, strict=True)
         arrays = [*operands[:first], *starmap(partial(_moved, size), given)]
-        count = len(params["call_jaxpr"].out_avals)
-        along = [int(has_steps) for has_steps in kernel.have_steps(count)]
+        along = list(map(int, kernel.have_steps(len(params["call_jaxpr"].out_avals))))
         run = partial(self.run, call_jaxpr=params["call_jaxpr"])
         mapped = jax.vmap(run, [*axes[:first], *places], along, **names)
-
-        def program(*given: Any) -> Leaves:  # a kernel may take more
-            found: Leaves = mapped(*given[: len(operands)])
-            return found
-
-        arrays += constants
-        closed = jax.make_jaxpr(program)(*arrays)
-        return self.bind(*arrays, call_jaxpr=closed, kernel=kernel, first=first), along
+        count = len(arrays)  # a kernel may take more
+        closed = jax.make_jaxpr(lambda *given: mapped(*given[:count]))(*arrays, *constants)
+        results = self.bind(*arrays, *constants, call_jaxpr=closed, kernel=kernel, first=first)
+        return results, along
 
 
 kernel_call_p = KernelCall()

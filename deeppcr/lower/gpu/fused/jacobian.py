@@ -8,7 +8,7 @@ import numpy as np
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.fused.entries import Entries, evaluate, table_of
+from deeppcr.lower.gpu.fused.entries import evaluate, table_of
 from deeppcr.lower.gpu.fused.operations import Code
 from deeppcr.lower.gpu.fused.step import FusedStep, flat
 from deeppcr.programs.cut_first import apply
@@ -26,9 +26,12 @@ def linearised(step: FusedStep, threads: int) -> tuple[Code, np.ndarray, list[np
     values = step.written(evaluate(flat(step.program), operands, code)[: step.states])
     code.folds = True
     state = operands[: step.states]
+    ends = np.cumsum([x.table.size for x in state])[:-1]
     columns = []
-    for k in range(step.width):
-        found = evaluate(derivative, [*operands, *_unit(state, k)], code)
+    for unit in np.eye(step.width, dtype=np.float32):
+        parts = zip(state, np.split(unit, ends), strict=True)
+        tangents = [x._replace(table=table_of(list(own), x.table.shape)) for x, own in parts]
+        found = evaluate(derivative, [*operands, *tangents], code)
         columns.append(_joined(step.written(found)))
     return code, _joined(values), columns
 
@@ -49,14 +52,3 @@ def _derivative(step: FusedStep) -> Any:
 
 def _joined(tables: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([table.ravel() for table in tables])
-
-
-def _unit(state: Sequence[Entries], k: int) -> list[Entries]:
-    """The tangent of entry ``k`` of a state."""
-    tangents = []
-    for leaf in state:
-        size = leaf.table.size
-        entries = [np.float32(place == k) for place in range(size)]
-        tangents.append(leaf._replace(table=table_of(entries, leaf.table.shape)))
-        k -= size
-    return tangents

@@ -100,13 +100,9 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
     states, last, outputs = operands[:end], results[:end], results[end:]
     inputs, captured = operands[end:middle], operands[middle:]
     read = sum(len(x.places) for x in inputs)
-    most = min(
-        limits.STEPS_AHEAD,
-        limits.ENTRIES_AHEAD // max(read, 1),
-        limits.UNROLLED // max(step.instructions, 1),
-        length,
-    )
-    ahead = max(most, 1)
+    at_once = limits.UNROLLED // max(step.instructions, 1)
+    ahead = min(limits.STEPS_AHEAD, limits.ENTRIES_AHEAD // max(read, 1), at_once, length)
+    ahead = max(ahead, 1)
     whole = length // ahead * ahead
     is_read = [x for x in inputs if x.places and read <= limits.MAX_STEP_AHEAD]
     again = [x for x in captured if x.places and not any(x.examples)]

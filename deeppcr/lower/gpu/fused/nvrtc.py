@@ -136,8 +136,8 @@ def ptx(text: str, name: str, architecture: int = TURING) -> str:
     """A program of CUDA C, compiled, with ``name`` for its kernel: each once a process."""
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
     source = (INSTRUCTIONS + text).encode()
-    said = f"--gpu-architecture=compute_{architecture}", f"--define-macro=kernel={name}"
-    given = [*OPTIONS, *map(str.encode, said)]
+    target = f"--gpu-architecture=compute_{architecture}".encode()
+    given = [*OPTIONS, target, f"--define-macro=kernel={name}".encode()]
     options = (ctypes.c_char_p * len(given))(*given)
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernel.cu", 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(given), options)

@@ -57,7 +57,7 @@ def fault(
     states, inputs = kernel.step.states, len(kernel.step.whole.invars)
     has_steps = [states <= k < inputs for k in range(len(operands))]
     sizes = [math.prod(x.shape[has:]) for x, has in zip(operands[:inputs], has_steps, strict=False)]
-    length = min(kernel.length, kernel.in_trial, max(2, MOST // max(1, sum(sizes))))
+    length = min(kernel.length, kernel.in_trial, max(2, MOST // sum(sizes)))
     short = dataclasses.replace(kernel, length=length)
     operands = _shortened(operands, has_steps, length)
     results = _shortened(results, kernel.have_steps(len(results)), length)
