@@ -16,7 +16,7 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import nvrtc
 from deeppcr.lower.gpu.fused.operations import CannotFuse
-from deeppcr.lower.gpu.fused.recurring import Recurring
+from deeppcr.lower.gpu.fused.recurring import Launch, Recurring
 from deeppcr.lower.gpu.fused.trial import fault
 from deeppcr.programs.calls import Call, is_jit_disabled, with_operands
 
@@ -41,7 +41,7 @@ class KernelCall(Call):
 
     def by_kernel(
         self,
-        launch: nvrtc.Launch,
+        launch: Launch,
         device: Any,
         *operands: Any,
         call_jaxpr: Any,

@@ -246,8 +246,7 @@ def _accumulated(apply: Code, equation: Any, operands: list[Entries]) -> list[En
     rows = np.moveaxis(np.array(operand.table), axis, 0)
     order = range(len(rows))[::-1] if equation.params["reverse"] else range(len(rows))
     for before, after in pairwise(order):
-        for index in np.ndindex(rows.shape[1:]):
-            rows[(after, *index)] = call([rows[(before, *index)], rows[(after, *index)]])
+        rows[[after]] = _of_each(call, rows[[before]], rows[[after]])
     return [Entries(np.moveaxis(rows, 0, axis), operand.examples)]
 
 

@@ -6,40 +6,14 @@ answers later than a step takes. Outputs are written as they come, and the last 
 Arrays are read and written as they are, whatever axes the examples are on.
 """
 
-import hashlib
 from string import Template
-from typing import NamedTuple
 
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.memory import arrays_of, assigned, block, entered
+from deeppcr.lower.gpu.fused.recurring import Kernel
 from deeppcr.lower.gpu.fused.sides import slots
 from deeppcr.lower.gpu.fused.step import FusedStep
-
-
-class Kernel(NamedTuple):
-    """A kernel, and how it is started.
-
-    Attributes:
-        text: in CUDA C: ``kernel(*operands, *last, *outputs)``, of the operands that a step uses.
-        blocks: of threads.
-        threads: of a block.
-        cluster: the number of blocks that work on one example; 0 where each thread has its own.
-        ahead: steps that are read ahead, and between two tests of the loop.
-    """
-
-    text: str
-    blocks: int
-    threads: int
-    cluster: int = 0
-    ahead: int = 1
-
-    @property
-    def name(self) -> str:
-        """Of its own, so that a profile tells kernels apart, and nothing takes one for another."""
-        kind = "solve" if self.cluster else "scan"
-        return f"fused_{kind}_{hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
-
 
 TEXT = Template(r"""
 #ifndef MEET
@@ -101,8 +75,8 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
     inputs, captured = operands[end:middle], operands[middle:]
     read = sum(len(x.places) for x in inputs)
     at_once = limits.UNROLLED // max(step.instructions, 1)
-    ahead = min(limits.STEPS_AHEAD, limits.ENTRIES_AHEAD // max(read, 1), at_once, length)
-    ahead = max(ahead, 1)
+    most = min(limits.STEPS_AHEAD, limits.ENTRIES_AHEAD // max(read, 1), at_once)
+    ahead = max(1, min(most, length))
     whole = length // ahead * ahead
     is_read = [x for x in inputs if x.places and read <= limits.MAX_STEP_AHEAD]
     again = [x for x in captured if x.places and not any(x.examples)]

@@ -18,11 +18,8 @@ import numpy as np
 
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import INSTRUCTIONS
-from deeppcr.lower.gpu.fused.kernel import Kernel
+from deeppcr.lower.gpu.fused.recurring import Kernel
 from deeppcr.lower.variants import platform, platforms
-
-Launch = Callable[[Kernel, Sequence[Any], Sequence[Any]], list[Any]]
-"""``(kernel, operands, types of the results) -> results``, in a program."""
 
 TARGET = "__gpu$xla.gpu.ptx"
 KNOWN = (0, 10), (0, 13)  # versions of jax: from the first, before the second

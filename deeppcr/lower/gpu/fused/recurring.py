@@ -1,14 +1,41 @@
-"""What a kernel that repeats a step has to say of itself."""
+"""A kernel: its text, how it is started, and what one that repeats a step says of itself."""
 
 import dataclasses
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.fused.kernel import Kernel
-from deeppcr.lower.gpu.fused.nvrtc import Launch
 from deeppcr.lower.gpu.fused.step import FusedStep
+
+
+class Kernel(NamedTuple):
+    """A kernel, and how it is started.
+
+    Attributes:
+        text: in CUDA C: ``kernel(*operands, *last, *outputs)``, of the operands that a step uses.
+        blocks: of threads.
+        threads: of a block.
+        cluster: the number of blocks that work on one example; 0 where each thread has its own.
+        ahead: steps that are read ahead, and between two tests of the loop.
+    """
+
+    text: str
+    blocks: int
+    threads: int
+    cluster: int = 0
+    ahead: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of its own, so that a profile tells kernels apart, and nothing takes one for another."""
+        kind = "solve" if self.cluster else "scan"
+        return f"fused_{kind}_{hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
+
+
+Launch = Callable[[Kernel, Sequence[Any], Sequence[Any]], list[Any]]
+"""``(kernel, operands, types of the results) -> results``, in a program."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

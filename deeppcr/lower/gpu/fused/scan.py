@@ -12,9 +12,8 @@ from jax import lax
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.call import call
-from deeppcr.lower.gpu.fused.kernel import Kernel, kernel_of
-from deeppcr.lower.gpu.fused.nvrtc import Launch
-from deeppcr.lower.gpu.fused.recurring import Recurring
+from deeppcr.lower.gpu.fused.kernel import kernel_of
+from deeppcr.lower.gpu.fused.recurring import Kernel, Launch, Recurring
 from deeppcr.lower.gpu.fused.step import FusedStep, flat
 from deeppcr.programs.cut_first import apply
 

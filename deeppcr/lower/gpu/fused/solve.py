@@ -18,10 +18,9 @@ import jax
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.call import call
-from deeppcr.lower.gpu.fused.kernel import Kernel
-from deeppcr.lower.gpu.fused.nvrtc import Launch, largest_cluster
+from deeppcr.lower.gpu.fused.nvrtc import largest_cluster
 from deeppcr.lower.gpu.fused.operations import CannotFuse
-from deeppcr.lower.gpu.fused.recurring import Recurring
+from deeppcr.lower.gpu.fused.recurring import Kernel, Launch, Recurring
 from deeppcr.lower.gpu.fused.windows import Grid, SolvedBelow, kernel_of
 
 OF_CHAINS = 3  # results for each chain, after the states

@@ -20,8 +20,8 @@ import numpy as np
 from jax import Array
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.fused.nvrtc import Launch, alone
-from deeppcr.lower.gpu.fused.recurring import Recurring
+from deeppcr.lower.gpu.fused.nvrtc import alone
+from deeppcr.lower.gpu.fused.recurring import Launch, Recurring
 from deeppcr.lower.gpu.fused.step import flat
 from deeppcr.programs.cut_first import apply
 from deeppcr.programs.precision import in_full_precision, own_rounding

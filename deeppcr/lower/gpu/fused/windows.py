@@ -17,10 +17,10 @@ import numpy as np
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.jacobian import linearised
-from deeppcr.lower.gpu.fused.kernel import Kernel
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.memory import Array, arrays_of, assigned, block, entered
 from deeppcr.lower.gpu.fused.operations import CannotFuse, spelled
+from deeppcr.lower.gpu.fused.recurring import Kernel
 from deeppcr.lower.gpu.fused.solve_text import DEVICE, TEXT
 from deeppcr.lower.gpu.fused.step import FusedStep, lanes_for
 
