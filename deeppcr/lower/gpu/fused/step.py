@@ -41,7 +41,6 @@ class FusedStep:
         batch_ndim: how many of the first axes of a state are those of a batch.
         examples: for each operand, states and inputs and captured arrays, where it has those batch
             axes that are longer than 1; None for an operand that is not used.
-        outputs: the same for each output, which has all of them.
         lanes: threads that compute an example.
         instructions: of each: its operations, with those that an exponential function takes.
         latency: operations of a step that wait for each other, from state to state.
@@ -54,7 +53,6 @@ class FusedStep:
     batch_shape: tuple[int, ...]
     batch_ndim: int
     examples: tuple[Axes | None, ...]
-    outputs: tuple[Axes, ...]
     lanes: int = 1
     instructions: int = 0
     latency: int = 0
@@ -130,10 +128,9 @@ class FusedStep:
             elif k >= states + inputs:
                 found = found[::-1]
             choices.append(found if k < states or variable in used else [None])
-        outputs = tuple(_possible(x.aval.shape, batch)[0] for x in program.outvars[states:])
         reasons = []
         for examples in islice(product(*choices), limits.MAX_PLACES):
-            step = cls(program, states, inputs, batch, batch_ndim, examples, outputs, apart=apart)
+            step = cls(program, states, inputs, batch, batch_ndim, examples, apart=apart)
             kinds = []
             for lanes in step._choices:
                 try:
@@ -206,9 +203,8 @@ class FusedStep:
 
     @property
     def results(self) -> list[tuple[Any, Axes]]:
-        """Each result, and where it has examples."""
-        axes = [*(axes or () for axes in self.examples[: self.states]), *self.outputs]
-        return list(zip(self.program.outvars, axes, strict=True))
+        """Each result, and where it has examples: all of them."""
+        return [(x, _possible(x.aval.shape, self.batch_shape)[0]) for x in self.program.outvars]
 
     def tables(self, code: Code, is_vector: bool = False) -> list[Entries]:
         """The operands of a step; ``is_vector``: whether all leaves of its state are one for C."""
