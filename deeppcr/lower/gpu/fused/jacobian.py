@@ -8,7 +8,7 @@ import numpy as np
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.fused.entries import evaluate, table_of
+from deeppcr.lower.gpu.fused.entries import table_of
 from deeppcr.lower.gpu.fused.operations import Code
 from deeppcr.lower.gpu.fused.step import FusedStep, flat
 from deeppcr.programs.cut_first import apply
@@ -23,7 +23,7 @@ def linearised(step: FusedStep, threads: int) -> tuple[Code, np.ndarray, list[np
     """
     code, derivative = Code(threads, step.batches), _derivative(step)
     operands = step.tables(code, is_vector=True)
-    values = step.written(evaluate(flat(step.program), operands, code)[: step.states])
+    values = step.evaluated(flat(step.program), operands, code)[: step.states]
     code.folds = True
     state = operands[: step.states]
     ends = np.cumsum([x.table.size for x in state])[:-1]
@@ -31,8 +31,7 @@ def linearised(step: FusedStep, threads: int) -> tuple[Code, np.ndarray, list[np
     for unit in np.eye(step.width, dtype=np.float32):
         parts = zip(state, np.split(unit, ends), strict=True)
         tangents = [x._replace(table=table_of(list(own), x.table.shape)) for x, own in parts]
-        found = evaluate(derivative, [*operands, *tangents], code)
-        columns.append(_joined(step.written(found)))
+        columns.append(_joined(step.evaluated(derivative, [*operands, *tangents], code)))
     return code, _joined(values), columns
 
 

@@ -115,8 +115,15 @@ def alone(device: Any, trial: Callable[[], Any]) -> Any:
 def launch(kernel: Kernel, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of a kernel, in a program for a GPU: see `Launch`."""
     name = kernel.name
-    sizes = {"grid_x": kernel.blocks, "block_x": kernel.threads, "shared_mem_bytes": 0}
-    sizes |= dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), 1)
+    sizes = {
+        "grid_x": kernel.blocks,
+        "grid_y": 1,
+        "grid_z": 1,
+        "block_x": kernel.threads,
+        "block_y": 1,
+        "block_z": 1,
+        "shared_mem_bytes": 0,
+    }
     found = jax.ffi.ffi_call(TARGET, list(results), custom_call_api_version=4)(
         *operands,
         name=name,

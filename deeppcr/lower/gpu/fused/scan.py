@@ -76,6 +76,6 @@ def _scan(step: FusedStep, reverse: bool, length: int, *operands: Any) -> Leaves
         results = apply(program, [*state, *x, *captured])
         return results[:states], results[states:]
 
-    given = list(operands[:states]), list(operands[states:end])
-    last, outputs = lax.scan(body, *given, length, reverse)
+    inputs = list(operands[states:end])
+    last, outputs = lax.scan(body, list(operands[:states]), inputs, length, reverse)
     return [*last, *outputs]

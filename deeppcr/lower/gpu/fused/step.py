@@ -163,8 +163,8 @@ class FusedStep:
     def divided(self) -> Lanes:
         """The statements of each thread."""
         code = Code(self.lanes, self.batches)
-        found = evaluate(flat(self.program), self.tables(code), code)
-        return Lanes(code, self.written(found), self.states, self.lanes, "common")
+        tables = self.evaluated(flat(self.program), self.tables(code), code)
+        return Lanes(code, tables, self.states, self.lanes, "common")
 
     @property
     def whole(self) -> Program:
@@ -219,9 +219,13 @@ class FusedStep:
             tables.append(Entries(table_of(entries, shape), axes or (None,) * self.batches))
         return tables
 
-    def written(self, found: Sequence[Entries]) -> Leaves:
-        """The entries of the first results of a step, as they are written."""
-        tables = []
+    def evaluated(self, closed: Any, operands: Sequence[Entries], code: Code) -> Leaves:
+        """The results of a program, which are like the first ones of a step, as they are written.
+
+        Raises:
+            CannotFuse: they are not, or `evaluate` raises it.
+        """
+        found, tables = evaluate(closed, operands, code), []
         for k, (each, (variable, axes)) in enumerate(zip(found, self.results, strict=False)):
             output = k - self.states
             name = f"output leaf {output}" if output >= 0 else f"state leaf {k}"
