@@ -2,33 +2,7 @@
 
 from string import Template
 
-# A host on which threads of one process meet defines these otherwise.
-DEVICE = r"""
-#ifndef MEET
-#define SHARED __shared__ struct memory shared;
-#define GROUP (blockIdx.x / RANKS)
-#define MEET __syncwarp(((1u << LANES) - 1) << LANE / LANES * LANES);
-#define TOGETHER __syncwarp();
-#define WITHIN __syncthreads();
-#if RANKS > 1
-#define RANK rank_of_block()
-#define REMOTE(rank) (remote(&shared, rank))
-#define BARRIER asm volatile("barrier.cluster.arrive.aligned;\n" \
-                             "barrier.cluster.wait.aligned;" ::: "memory");
-static __device__ __forceinline__ int rank_of_block() {
-  int rank; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); return rank;
-}
-static __device__ __forceinline__ const struct memory* remote(struct memory* own, int rank) {
-  const struct memory* found;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(found) : "l"(own), "r"(rank)); return found;
-}
-#else
-#define RANK 0
-#define REMOTE(rank) (&shared)
-#define BARRIER __syncthreads();
-#endif
-#endif
-"""
+# A host on which threads of one process meet defines what is after ``#ifndef MEET`` otherwise.
 TEXT = Template(r"""
 #define WIDTH $width
 #define STEPS $steps
@@ -77,7 +51,32 @@ struct memory {
 };
 #define evaluated shared.of_evaluate[threadIdx.x / LANES]
 #define linearised shared.of_linearise[threadIdx.x / LANES]
-$device
+
+#ifndef MEET
+#define SHARED __shared__ struct memory shared;
+#define GROUP (blockIdx.x / RANKS)
+#define MEET __syncwarp(((1u << LANES) - 1) << LANE / LANES * LANES);
+#define TOGETHER __syncwarp();
+#define WITHIN __syncthreads();
+#if RANKS > 1
+#define RANK rank_of_block()
+#define REMOTE(rank) (remote(&shared, rank))
+#define BARRIER asm volatile("barrier.cluster.arrive.aligned;\n" \
+                             "barrier.cluster.wait.aligned;" ::: "memory");
+static __device__ __forceinline__ int rank_of_block() {
+  int rank; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); return rank;
+}
+static __device__ __forceinline__ const struct memory* remote(struct memory* own, int rank) {
+  const struct memory* found;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(found) : "l"(own), "r"(rank)); return found;
+}
+#else
+#define RANK 0
+#define REMOTE(rank) (&shared)
+#define BARRIER __syncthreads();
+#endif
+#endif
+
 #if WARPS * LANES > 32
 #define BETWEEN WITHIN
 #else
@@ -121,7 +120,7 @@ static __device__ __forceinline__ float relative(float x, float y, float size) {
     EACH_ENTRY(j) z[r] += (maps)[lane].A[r][j] * all[j]; \
   } \
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointers) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) $cluster kernel($pointers, $of_chains) {
   SHARED
   const int lane = threadIdx.x % LANES;
   int example = GROUP * SIDE + CHAIN;

@@ -21,10 +21,9 @@ from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.memory import Array, arrays_of, assigned, block, entered
 from deeppcr.lower.gpu.fused.operations import CannotFuse, spelled
 from deeppcr.lower.gpu.fused.recurring import Kernel
-from deeppcr.lower.gpu.fused.solve_text import DEVICE, TEXT
+from deeppcr.lower.gpu.fused.solve_text import TEXT
 from deeppcr.lower.gpu.fused.step import FusedStep, lanes_for
 
-COUNTED = "int* counted", "int* reached", "float* left"  # of each chain
 EPS = float(np.finfo(np.float32).eps)
 
 
@@ -147,7 +146,6 @@ def kernel_of(
         width=width,
         **grid._asdict(),
         cluster=f"__cluster_dims__({grid.ranks}, 1, 1)" if grid.ranks > 1 else "",
-        device=DEVICE,
         length=length,
         evaluated=" ".join(lanes.shared),
         linearised=" ".join(both.shared),
@@ -155,7 +153,8 @@ def kernel_of(
         linearise=block([statements(both)]),
         write=block([_of_rows(results, lanes, lambda y, f: y.writes(f, True), "(f)")]),
         index=index,
-        pointers=", ".join([*(x.pointer() for x in used), *COUNTED]),
+        pointers=", ".join(x.pointer() for x in used),
+        of_chains="int* counted, int* reached, float* left",
         examples=step.count,
         first="\n    ".join(_of_rows(states, lanes, lambda x, z: assigned(z, x.loads(False)), "z")),
         begin="\n  ".join([*begin, *lanes.begin, *both.begin]),
