@@ -66,11 +66,9 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
     end = step.states
     middle = step.states + step.inputs
     operands, results = arrays_of(step)
+    index, begin, pointers = entered(step, length, operands, results)
     operands = [x.side_by_side(lanes.reads[k], lanes) for k, x in enumerate(operands)]
     results = [y.side_by_side(slots(range(len(y.places)), lanes.count), lanes) for y in results]
-    used = [x for x, axes in zip(operands, step.examples, strict=True) if axes is not None]
-    used += results
-    index, begin = entered(step, length, used)
     states, last, outputs = operands[:end], results[:end], results[end:]
     inputs, captured = operands[end:middle], operands[middle:]
     read = sum(len(x.places) for x in inputs)
@@ -106,7 +104,7 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
         step=block([statements]),
         state=" ".join(x.registers() for x in states),
         inputs=" ".join(x.registers() for x in is_read),
-        pointers=", ".join(x.pointer() for x in used),
+        pointers=pointers,
         macros="\n".join(macros),
         begin=block([begin, lanes.begin, held]),
         first=block(assigned(x.kept("z"), x.loads(False)) for x in states),

@@ -90,19 +90,23 @@ def arrays_of(step: FusedStep) -> tuple[list[Array], list[Array]]:
     return operands, [Array.of(f"y{k}", *each) for k, each in enumerate(step.results)]
 
 
-def entered(step: FusedStep, length: int, arrays: Sequence[Array]) -> tuple[str, list[str]]:
-    """How a kernel that takes these arrays begins.
+def entered(
+    step: FusedStep, length: int, operands: Sequence[Array], results: Sequence[Array]
+) -> tuple[str, list[str], str]:
+    """How a kernel of these arrays begins.
 
-    Returns the type in C of an index of an entry, in arrays of this many steps; and statements that
-    move pointers to an example, by its number.
+    Returns:
+        the type in C of an index of an entry, in arrays of this many steps; statements that move
+        pointers to an example, by its number; and the declarations of these.
     """
-    index = "long long" if length * max(x.size for x in arrays) >= 2**31 else "int"
+    used = [*(x for x in operands if x.places), *results]
+    index = "long long" if length * max(x.size for x in used) >= 2**31 else "int"
     sizes = [size for size in step.batch_shape if size > 1]
     indices = [
         f"const {index} e{k} = example / {math.prod(sizes[k + 1 :])} % {size};"
         for k, size in enumerate(sizes)
     ]
-    return index, indices + [x.begin() for x in arrays]
+    return index, indices + [x.begin() for x in used], ", ".join(x.pointer() for x in used)
 
 
 def assigned(names: Sequence[str], entries: Sequence[str]) -> list[str]:

@@ -127,8 +127,7 @@ def kernel_of(
     both = Lanes(code, [values, *columns], 1, count, "linearised")
 
     grid = Grid.of(step, length, cluster, both.instructions)
-    used = [x for x in operands if x.places] + results
-    index, begin = entered(step, length, used)
+    index, begin, pointers = entered(step, length, operands, results)
 
     def statements(lanes: Lanes) -> list[str]:
         """Of a step, or of its Jacobian, too."""
@@ -153,7 +152,7 @@ def kernel_of(
         linearise=block([statements(both)]),
         write=block([_of_rows(results, lanes, lambda y, f: y.writes(f, True), "(f)")]),
         index=index,
-        pointers=", ".join(x.pointer() for x in used),
+        pointers=pointers,
         of_chains="int* counted, int* reached, float* left",
         examples=step.count,
         first="\n    ".join(_of_rows(states, lanes, lambda x, z: assigned(z, x.loads(False)), "z")),
