@@ -35,8 +35,8 @@ def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
     results: set[Any] = set()
 
     def differ(program: Program, own: Sequence[bool]) -> list[bool]:
-        variables = dict(zip([*program.constvars, *program.invars], own, strict=True))
-        return interpret(program, variables, program.outvars, rule, literal=lambda _: False)
+        known = program.known(own)
+        return interpret(program, known, program.outvars, rule, literal=lambda _: False)
 
     def rule(equation: Any, own: list[bool]) -> list[bool]:
         inner = called(equation) if primitive(equation).inlines else None

@@ -89,8 +89,8 @@ class KernelCall(Call):
         given = zip(operands[first:], axes[first:], places, strict=True)
         arrays = [*operands[:first], *starmap(partial(_moved, size), given)]
         along = list(map(int, kernel.have_steps(len(params["call_jaxpr"].out_avals))))
-        run = partial(self.run, call_jaxpr=params["call_jaxpr"])
-        mapped = jax.vmap(run, [*axes[:first], *places], along, **names)
+        program = partial(self.run, call_jaxpr=params["call_jaxpr"])
+        mapped = jax.vmap(program, [*axes[:first], *places], along, **names)
         count = len(arrays)  # a kernel may take more
         closed = jax.make_jaxpr(lambda *given: mapped(*given[:count]))(*arrays, *constants)
         results = self.bind(*arrays, *constants, call_jaxpr=closed, kernel=kernel, first=first)

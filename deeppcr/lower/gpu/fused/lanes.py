@@ -119,7 +119,7 @@ class Lanes:
         if len(side) == 1 and self._source.get(first, side) != side:
             return self._receive(first)
         if len(kinds) == 1 and first.place:
-            return self._read(side)
+            return self._read(first, side)
         parts = list(map(self._written, parts_of(side)))
         texts = [text for text, _ in parts]
         waits = max(before for _, before in parts)
@@ -138,9 +138,8 @@ class Lanes:
         self._lines.append(f"const {register} {name} = {text};")
         return name, waits
 
-    def _read(self, side: Side) -> Known:
-        """Entries of an operand."""
-        first = next(x for x in side if isinstance(x, Value))
+    def _read(self, first: Value, side: Side) -> Known:
+        """Entries of an operand, of which one is the ``first``."""
         array, _ = first.place
         own = [x.place[1] if isinstance(x, Value) else None for x in side]
         indices = self._continued(own, array)
