@@ -23,6 +23,7 @@ from depth.jaxprs import Program, called, constants_of, interpret
 from depth.primitives import primitive
 
 Call = Callable[[Sequence[Any]], Any]  # a function of entries
+Axes = tuple[int | None, ...]  # of the examples: for each batch axis of the state, or None
 
 
 class Entries(NamedTuple):
@@ -34,7 +35,7 @@ class Entries(NamedTuple):
     """
 
     table: np.ndarray
-    examples: tuple[int | None, ...]
+    examples: Axes
 
 
 def evaluate(closed: Any, operands: Sequence[Entries], apply: Code) -> list[Entries]:
@@ -81,7 +82,7 @@ def _results(apply: Code, equation: Any, operands: list[Entries]) -> Sequence[En
 # -- examples -------------------------------------------------------------------------------------
 
 
-def _together(operands: Sequence[Entries], rank: int) -> tuple[list[np.ndarray], tuple[Any, ...]]:
+def _together(operands: Sequence[Entries], rank: int) -> tuple[list[np.ndarray], Axes]:
     """Tables of this rank that fit each other, and the axes of the examples."""
     whole = [x.examples for x in operands if x.table.ndim == rank]
     each = [{*axes} - {None} for axes in zip(*whole, strict=True)]
@@ -93,7 +94,7 @@ def _together(operands: Sequence[Entries], rank: int) -> tuple[list[np.ndarray],
     return [_narrowed(table, found) for table in tables], found
 
 
-def _narrowed(table: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
+def _narrowed(table: np.ndarray, axes: Axes) -> np.ndarray:
     """The table with size 1 on the axes of the examples.
 
     Raises:
@@ -105,7 +106,7 @@ def _narrowed(table: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
     return table
 
 
-def narrow(table: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
+def narrow(table: np.ndarray, axes: Axes) -> np.ndarray:
     """The table with size 1 on those of the axes along which all its entries are the same."""
     numbers = _numbered(table) if table.dtype == object else table
     for axis in axes:
@@ -120,12 +121,13 @@ def _numbered(table: np.ndarray) -> np.ndarray:
     return np.fromiter(map(id, table.flat), np.int64, table.size).reshape(table.shape)
 
 
-def _shape(variable: Any, examples: tuple[int | None, ...]) -> tuple[int, ...]:
-    """The shape of a table."""
-    return tuple(1 if axis in examples else n for axis, n in enumerate(variable.aval.shape))
+def own_shape(shape: tuple[int, ...], axes: Axes | None) -> tuple[int, ...]:
+    """The shape of a table of one example; of what is not used, that of no entries."""
+    own = tuple(1 if axis in (axes or ()) else n for axis, n in enumerate(shape))
+    return (0,) if axes is None else own
 
 
-def _own(equation: Any, examples: tuple[int | None, ...], axes: Sequence[int]) -> None:
+def _own(equation: Any, examples: Axes, axes: Sequence[int]) -> None:
     """Refuse an operation along ``axes``, if examples are on one of them."""
     if any(axis in axes for axis in examples if axis is not None):
         raise CannotFuse(f"{equation.primitive.name} combines examples with each other")
@@ -148,7 +150,7 @@ def _of_each(call: Call, *tables: np.ndarray) -> np.ndarray:
 def _elementwise(out: Any, operands: list[Entries], call: Call) -> Entries:
     tables, examples = _together(operands, out.aval.ndim)
     found = _of_each(call, *tables)
-    return Entries(np.broadcast_to(found, _shape(out, examples)), examples)
+    return Entries(np.broadcast_to(found, own_shape(out.aval.shape, examples)), examples)
 
 
 def _named(name: str, dtype: Any, apply: Code) -> Call:
@@ -225,7 +227,7 @@ def _reduced(apply: Code, equation: Any, operands: list[Entries]) -> list[Entrie
     _own(equation, operand.examples, axes)
     kept = [axis for axis in range(operand.table.ndim) if axis not in axes]
     examples = tuple(None if axis is None else kept.index(axis) for axis in operand.examples)
-    shape = _shape(equation.outvars[0], examples)
+    shape = own_shape(equation.outvars[0].aval.shape, examples)
     rows = np.moveaxis(operand.table, axes, range(-len(axes), 0)).reshape((*shape, -1))
     if not rows.shape[-1]:
         raise CannotFuse(f"{equation.primitive.name} reduces an axis of size 0")
@@ -269,7 +271,7 @@ def _product(apply: Code, equation: Any, operands: list[Entries]) -> list[Entrie
         examples = tuple(None if axis is None else place[axis] for axis in operand.examples)
         arranged.append(Entries(np.expand_dims(table, ones), examples))
     tables, examples = _together(arranged, rank + 1)
-    shape = _shape(out, examples)
+    shape = own_shape(out.aval.shape, examples)
     terms = tables[0].shape[-1]
     if not terms:
         raise CannotFuse("a product has no terms")
@@ -323,7 +325,7 @@ def _rearranged(equation: Any, operands: list[Entries], rule: Any) -> list[Entri
             examples.append(_axis_of(equation, each, sizes))
     results = []
     for table, examples in zip(tables, along, strict=True):
-        own = _narrowed(np.asarray(table), examples)
+        own = _narrowed(np.asarray(table), tuple(examples))
         found = table_of([entries[x] for x in own.flat], own.shape)
         results.append(Entries(found, tuple(examples)))
     return results

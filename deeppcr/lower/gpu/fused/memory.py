@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from deeppcr.lower.gpu.fused import limits
+from deeppcr.lower.gpu.fused.entries import Axes, own_shape
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import TYPES, Type, type_of
-from deeppcr.lower.gpu.fused.step import Axes, FusedStep, own_shape
+from deeppcr.lower.gpu.fused.step import FusedStep
 
 
 class Array(NamedTuple):

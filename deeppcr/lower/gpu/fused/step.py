@@ -19,13 +19,12 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.apart import Apart
-from deeppcr.lower.gpu.fused.entries import Entries, evaluate, narrow, table_of
+from deeppcr.lower.gpu.fused.entries import Axes, Entries, evaluate, narrow, own_shape, table_of
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code
 from deeppcr.programs.cut_first import apply
 from depth.jaxprs import Program, constants_of, needed, read_by
 
-Axes = tuple[int | None, ...]
 Shape = tuple[int, ...]
 
 
@@ -302,9 +301,3 @@ def _possible(shape: tuple[int, ...], batch_shape: tuple[int, ...]) -> list[Axes
             places = [k - missing for k in several]
             found.append(tuple(k if k >= 0 and own[k] > 1 else None for k in places))
     return list(dict.fromkeys(found))
-
-
-def own_shape(shape: tuple[int, ...], axes: Axes | None) -> tuple[int, ...]:
-    """The shape of a table of one example; of what is not used, that of no entries."""
-    own = tuple(1 if axis in (axes or ()) else n for axis, n in enumerate(shape))
-    return (0,) if axes is None else own
