@@ -1,12 +1,13 @@
 """Sizes of an equation, which determine its depth and its work."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 Count = Callable[[Any], int]
+NO_AXES = frozenset[Any]()
 
 
 def ceil_log2(n: int) -> int:
@@ -24,7 +25,7 @@ def shape(atom: Any) -> tuple[int, ...]:
 
 def size(atom: Any) -> int:
     """The number of elements of an operand or a result."""
-    return prod(shape(atom))
+    return prod(getattr(atom.aval, "shape", ()))
 
 
 def nbytes(atom: Any) -> int:
@@ -97,7 +98,7 @@ def contracted(equation: Any) -> int:
     """The number of terms of each element of a product."""
     (axes, _), _ = equation.params["dimension_numbers"]
     left = equation.invars[0].aval.shape
-    return prod(left[axis] for axis in axes)
+    return prod(map(left.__getitem__, axes))
 
 
 def contracted_ragged(equation: Any) -> int:
@@ -106,13 +107,13 @@ def contracted_ragged(equation: Any) -> int:
     return prod(shape(equation.invars[0])[axis] for axis in axes)
 
 
-def matrices(equation: Any) -> tuple[int, int, int]:
-    """The number of products in the batch of a product, and of rows and columns of each."""
-    left, right = (x.aval.shape for x in equation.invars)
-    _, (batch, _) = equation.params["dimension_numbers"]
-    pieces = prod(left[axis] for axis in batch)
-    inner = max(pieces * contracted(equation), 1)
-    return pieces, prod(left) // inner, prod(right) // inner
+def matrices(equation: Any) -> tuple[int, int, int, int]:
+    """The number of products in the batch of a product, and of rows, columns and terms of each."""
+    (axes, _), (batch, _) = equation.params["dimension_numbers"]
+    left, right = equation.invars[0].aval.shape, equation.invars[1].aval.shape
+    pieces, terms = prod(map(left.__getitem__, batch)), prod(map(left.__getitem__, axes))
+    inner = max(pieces * terms, 1)
+    return pieces, prod(left) // inner, prod(right) // inner, terms
 
 
 def convolved(equation: Any) -> int:
@@ -147,17 +148,18 @@ def matrix_work(factor: int) -> Count:
 # -- collectives -----------------------------------------------------------------------------------
 
 
-def _axes(equation: Any) -> Iterator[Any]:
+def _axes(equation: Any) -> Sequence[Any]:
     """What a collective reduces over: names of axes, and, inside a vmap, positions."""
     params = equation.params
-    present = [name for name in ("axes", "axis_name", "axis_names") if name in params]
-    names = params[present[0]] if present else ()
-    yield from names if isinstance(names, (tuple, list)) else (names,)
+    present = filter(params.__contains__, ("axes", "axis_name", "axis_names"))
+    names = params.get(next(present, None), ())
+    return names if isinstance(names, (tuple, list)) else (names,)
 
 
 def named_axes(equation: Any) -> frozenset[Any]:
     """The axes of devices or of a `jax.vmap` that an equation names."""
-    return frozenset(axis for axis in _axes(equation) if not isinstance(axis, int | np.integer))
+    axes = _axes(equation)
+    return frozenset(x for x in axes if not isinstance(x, int | np.integer)) if axes else NO_AXES
 
 
 def devices(equation: Any, axis_sizes: dict[str, int]) -> int:

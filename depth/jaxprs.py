@@ -9,22 +9,23 @@ equation by a function, mostly a table by kind of primitive (`depth.primitives`)
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import filterfalse
+from itertools import chain, filterfalse
+from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
 import jax
-from jax.extend.core import jaxprs_in_params
+from jax.extend.core import Literal, jaxprs_in_params
 
 from depth.primitives import primitive
 
 # -- variables and programs -----------------------------------------------------------------------
 
 
-def is_literal(atom: Any) -> bool:
-    """Whether an operand is a constant written into the equation."""
-    return hasattr(atom, "val")
+# Whether an operand is a constant written into the equation. It is asked of every operand of every
+# program that is traced, so it is no function of Python.
+is_literal: Callable[[Any], bool] = Literal.__instancecheck__
 
 
 def is_reference(atom: Any) -> bool:
@@ -75,20 +76,31 @@ class HoldsProgram(ABC):
         """The same of converted programs, which have the same variables."""
 
 
-def inside(equation: Any) -> list[Any]:
-    """All jaxprs in the parameters of an equation."""
-    holders = (each for each in equation.params.values() if isinstance(each, HoldsProgram))
-    programs = map(without_constants, jaxprs_in_params(equation.params))
-    return [*programs, *(each.program for each in holders)]
+def inside(*equations: Any) -> list[Any]:
+    """All jaxprs in the parameters of equations."""
+    programs: list[Any] = []
+    for equation in equations:
+        programs.extend(jaxprs_in_params(equation.params))
+        for value in equation.params.values():
+            if isinstance(value, HoldsProgram):
+                programs.append(value.program)
+    return programs
 
 
-def equations(jaxpr: Any) -> Iterator[Any]:
+def equations(jaxpr: Any) -> list[Any]:
     """All equations of a program and of those inside it."""
+    found: list[Any] = []
     waiting = [jaxpr]
     while waiting:
-        for equation in waiting.pop().eqns:
-            yield equation
-            waiting.extend(inside(equation))
+        outer = waiting.pop().eqns
+        found += outer
+        waiting += inside(*outer)
+    return found
+
+
+def names(jaxpr: Any) -> set[str]:
+    """The names of all primitives of a program and of those inside it."""
+    return set(map(attrgetter("primitive.name"), equations(jaxpr)))
 
 
 def scan_parts(equation: Any) -> tuple[int, int, int]:
@@ -101,6 +113,7 @@ def scan_parts(equation: Any) -> tuple[int, int, int]:
     return consts, carry, len(equation.invars) - consts - carry
 
 
+CALLS = ("call", "derivative rule")  # kinds of primitives
 _CALLED = ("jaxpr", "call_jaxpr", "call", "callee", "fun_jaxpr", "fwd_jaxpr")
 
 
@@ -111,9 +124,10 @@ def called(equation: Any) -> Any | None:
 
     It has the values of the call. A "derivative rule" has other derivatives than its program.
     """
-    if primitive(equation).kind not in ("call", "derivative rule"):
+    params = equation.params
+    if params.keys().isdisjoint(_CALLED) or primitive(equation).kind not in CALLS:
         return None
-    for program in (equation.params[name] for name in _CALLED if name in equation.params):
+    for program in map(params.get, filter(params.__contains__, _CALLED)):
         jaxpr = without_constants(program)
         if hasattr(jaxpr, "eqns"):
             sizes = len(jaxpr.invars), len(jaxpr.outvars)
@@ -142,25 +156,23 @@ def needed(
     wanted: Sequence[Any],
     acts: Callable[[Any], Any] = has_side_effects,
 ) -> list[Any]:
-    """The equations from ``known`` variables to ``wanted`` ones, and those that ``act``."""
-    missing = set(_unknown(wanted, known))
-    kept = []
+    """The equations from ``known`` variables to ``wanted`` ones, and those that ``act``.
+
+    That is asked of equations with effects.
+    """
+    kept, is_known = [], known.__contains__
+    missing = set(filterfalse(is_known, filterfalse(is_literal, wanted)))
     for equation in reversed(jaxpr.eqns):
-        if any(out in missing for out in equation.outvars) or acts(equation):
+        if not missing.isdisjoint(equation.outvars) or (equation.effects and acts(equation)):
             kept.append(equation)
-            missing.update(_unknown(equation.invars, known))
+            missing.update(filterfalse(is_known, filterfalse(is_literal, equation.invars)))
     return kept[::-1]
 
 
-def _unknown(atoms: Sequence[Any], known: Collection[Any]) -> Iterator[Any]:
-    """The variables among ``atoms`` that are not ``known``."""
-    return filterfalse(known.__contains__, filterfalse(is_literal, atoms))
-
-
-def read_by(equations: Sequence[Any], results: Sequence[Any] = ()) -> dict[Any, None]:
+def read_by(equations: Iterable[Any], results: Iterable[Any] = ()) -> dict[Any, None]:
     """The variables that equations read, and then those among ``results``; each once, in order."""
-    atoms = [*(x for each in equations for x in each.invars), *results]
-    return dict.fromkeys(filterfalse(is_literal, atoms))
+    operands = map(attrgetter("invars"), equations)
+    return dict.fromkeys(filterfalse(is_literal, chain(*operands, results)))
 
 
 def live_equations(jaxpr: Any) -> list[Any]:
@@ -168,13 +180,11 @@ def live_equations(jaxpr: Any) -> list[Any]:
     return needed(jaxpr, (), jaxpr.outvars)
 
 
-def moved_by(
-    jaxpr: Any, given: Collection[Any], stays: Callable[[Any], bool] = lambda equation: False
-) -> set[Any]:
-    """The variables that depend on ``given`` ones, and the results of equations that ``stay``."""
+def moved_by(jaxpr: Any, given: Iterable[Any]) -> set[Any]:
+    """The variables that depend on ``given`` ones."""
     moved = set(given)
     for equation in jaxpr.eqns:
-        if stays(equation) or any(not is_literal(x) and x in moved for x in equation.invars):
+        if not moved.isdisjoint(filterfalse(is_literal, equation.invars)):
             moved.update(equation.outvars)
     return moved
 
@@ -187,7 +197,7 @@ def interpret(
     known: Mapping[Any, Any],
     wanted: Sequence[Any],
     rule: Rule,
-    literal: Callable[[Any], Any] = lambda atom: atom.val,
+    literal: Callable[[Any], Any] = attrgetter("val"),
     equations: Sequence[Any] | None = None,
 ) -> list[Any]:
     """The values of ``wanted``, given those of the variables in ``known``.

@@ -69,8 +69,7 @@ def vectors(equation: Any, kind: str) -> dict[str, int]:
     if is_reshape(equation) or known.free:
         return {}
     if name == "dot_general":
-        pieces, rows, columns = matrices(equation)
-        terms = contracted(equation)
+        pieces, rows, columns, terms = matrices(equation)
         if not _is_written_out(equation):
             return {"product": 2 * pieces * rows * columns * terms}
         rows, inner = (rows * terms, columns) if columns > 1 else (rows, terms)
@@ -104,8 +103,8 @@ def _whole(entries: int, atom: Any) -> int:
 
 def _is_written_out(equation: Any) -> bool:
     """Whether a CPU calls no library for a product: one of vectors, or of few results."""
-    _, rows, columns = matrices(equation)
-    return min(rows, columns, contracted(equation)) <= 1 or rows * columns <= NAIVE
+    _, rows, columns, terms = matrices(equation)
+    return min(rows, columns, terms) <= 1 or rows * columns <= NAIVE
 
 
 def adds_vectors(equation: Any) -> bool:
@@ -132,7 +131,7 @@ def is_index(variable: Any) -> bool:
 def product_kind(equation: Any) -> tuple[str, int]:
     """The kind of a product, and the number of products in its batch."""
     (on_left, on_right), (batch, _) = equation.params["dimension_numbers"]
-    pieces, _, _ = matrices(equation)
+    pieces = matrices(equation)[0]
     if _is_written_out(equation):
         return "vector product", pieces
     straight = max(on_left) == len(shape(equation.invars[0])) - 1 and min(on_right) == len(batch)

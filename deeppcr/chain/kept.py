@@ -32,12 +32,12 @@ from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
     bind,
-    equations,
     inside,
     interpret,
     is_literal,
     live_equations,
     moved_by,
+    names,
     needed,
 )
 from depth.primitives import primitive
@@ -178,8 +178,8 @@ def _is_array(variable: Any) -> bool:
 
 def _compares(equation: Any) -> bool:
     """Whether it, or an equation inside it, compares numbers."""
-    inner = (each for program in inside(equation) for each in equations(program))
-    return any(each.primitive.name in COMPARISONS for each in (equation, *inner))
+    inner = map(names, inside(equation))
+    return not COMPARISONS.isdisjoint({equation.primitive.name}.union(*inner))
 
 
 def _unequal(

@@ -74,7 +74,7 @@ def choose_method(chain: TracedChain, platform: str, iterations: int | None = No
     if platform == "cpu":
         return Choice(Sequential(), {}, "on a CPU no parallel forward pass is faster than the loop")
     step, length = chain.step, chain.length
-    is_small = sum(1 for _ in equations(step.jaxpr)) <= MOST_UNROLLED
+    is_small = len(equations(step.jaxpr)) <= MOST_UNROLLED
     times = {"loop": loop_seconds(chain)}
     methods: dict[str, Method] = {"loop": Sequential(unroll=min(UNROLL, length) if is_small else 1)}
     if kernel := kernel_seconds(chain, platform):

@@ -141,7 +141,7 @@ def trace_layer(layer: Callable[[Any], Any], x: Any) -> Layer:
 
         return run
 
-    every = list(equations(without_constants(closed)))
+    every = equations(without_constants(closed))
     acts = ""
     if effects := side_effects(closed):
         acts = f"it has side effects: {', '.join(effects)}"

@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.arrays.state import float32_or_better
-from depth.counts import contracted, matrices
+from depth.counts import matrices
 from depth.jaxprs import is_literal
 
 ANY = sys.maxsize
@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, equation: Any) -> Self:
         """Of a ``dot_general``."""
-        return cls(*matrices(equation), contracted(equation))
+        return cls(*matrices(equation))
 
     @property
     def of_piece(self) -> int:
@@ -139,16 +139,16 @@ def as_sum_in_loop(equation: Any, left: Array, right: Array) -> Array:
     pieces = [left.shape[axis] for axis in left_batch]
     rows = [left.shape[axis] for axis in left_free]
     columns = [right.shape[axis] for axis in right_free]
-    terms, axis = contracted(equation), len(pieces) + len(rows)
+    sizes, axis = Sizes.of(equation), len(pieces) + len(rows)
     a = left.transpose((*left_batch, *left_free, *left_in))
-    a = a.reshape((*pieces, *rows, terms, *[1] * len(columns)))
+    a = a.reshape((*pieces, *rows, sizes.terms, *[1] * len(columns)))
     b = right.transpose((*right_batch, *right_in, *right_free))
-    b = b.reshape((*pieces, *[1] * len(rows), terms, *columns))
+    b = b.reshape((*pieces, *[1] * len(rows), sizes.terms, *columns))
     working = float32_or_better(left.dtype, right.dtype)
     a, b = a.astype(working), b.astype(working)
-    if is_small(Sizes.of(equation), TERMS_IN_LOOP):
+    if is_small(sizes, TERMS_IN_LOOP):
         at = partial(lax.index_in_dim, axis=axis, keepdims=False)
-        first, *others = [at(a, k) * at(b, k) for k in range(terms)]
+        first, *others = [at(a, k) * at(b, k) for k in range(sizes.terms)]
         total = sum(others, first)
     else:
         total = (a * b).sum(axis)
@@ -168,4 +168,4 @@ def _entries(x: Array, axes: Sequence[int], index: Sequence[int], order: Sequenc
     for axis, k in zip(axes, index, strict=True):
         x = lax.index_in_dim(x, k, axis)
     rest = sorted(order)
-    return x.squeeze(tuple(axes)).transpose([rest.index(axis) for axis in order])
+    return x.squeeze(tuple(axes)).transpose(list(map(rest.index, order)))

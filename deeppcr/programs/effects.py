@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from depth.jaxprs import (
     interpret,
     is_reference,
     moved_by,
+    names,
     read_by,
     without_constants,
 )
@@ -44,7 +46,7 @@ MAPPED = ("all_gather", "pmax", "pmin", "ppermute", "psum")  # what `jax.vmap` m
 
 def has_custom_vjp(jaxpr: Any) -> bool:
     """Whether a function with a `jax.custom_vjp` is called, at any depth."""
-    return any(each.primitive.name in CUSTOM_VJP for each in equations(jaxpr))
+    return not names(jaxpr).isdisjoint(CUSTOM_VJP)
 
 
 def has_users_rule(jaxpr: Any) -> bool:
@@ -120,7 +122,7 @@ def _error_of_derivative(
     try:
         jax.eval_shape(derivative, [abstract(x.aval) for x in (*jaxpr.constvars, *jaxpr.invars)])
     except Exception as error:  # whatever a rule raises
-        if any(each.primitive.name == CUSTOM_VMAP for each in equations(jaxpr)):
+        if CUSTOM_VMAP in names(jaxpr):
             return "a jax.custom_batching.custom_vmap has forward mode only."
         return str(error).partition("\n")[0]
     return ""
@@ -135,7 +137,7 @@ def couples_devices(jaxpr: Any, varied: frozenset[str]) -> str:
     manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
     if not manual:
         return ""
-    every = list(equations(jaxpr))
+    every = equations(jaxpr)
     is_known = any(varying_axes([x.aval for x in each.invars]) for each in every)
     axes = varied if is_known else manual
     return _collectives(x for x in every if x.primitive.name not in LOCAL and named_axes(x) & axes)
@@ -157,7 +159,8 @@ def named_shardings(jaxpr: Any) -> str:
 
     `jax.lax.with_sharding_constraint` over axes of the type `Auto` may: any program has those.
     """
-    return ", ".join(dict.fromkeys(x.primitive.name for x in equations(jaxpr) if _names_one(x)))
+    naming = filter(_names_one, equations(jaxpr))
+    return ", ".join(dict.fromkeys(map(attrgetter("primitive.name"), naming)))
 
 
 def _names_one(equation: Any) -> bool:

@@ -27,6 +27,7 @@ from depth.jaxprs import (
     constants_of,
     interpret,
     is_literal,
+    read_by,
     vary,
     without_constants,
 )
@@ -188,5 +189,10 @@ def with_literals(program: Program, constants: Sequence[Any]) -> Program:
     def put(atoms: Sequence[Any]) -> list[Any]:
         return [atom if is_literal(atom) else literals.get(atom, atom) for atom in atoms]
 
-    equations = [each.replace(invars=put(each.invars)) for each in program.eqns]
+    equations = [
+        each
+        if literals.keys().isdisjoint(read_by([each]))
+        else each.replace(invars=put(each.invars))
+        for each in program.eqns
+    ]
     return Program(program.constvars[:kept], program.invars, equations, put(program.outvars))

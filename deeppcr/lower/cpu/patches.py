@@ -21,8 +21,9 @@ from jax import Array, lax
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.rewrite import replacing
 from deeppcr.lower.targets import target
-from depth.jaxprs import Program, Replacement, called, equations, interpret
+from depth.jaxprs import Program, Replacement, called, interpret, names
 from depth.primitives import primitive
+from depth.work import CONVOLUTION
 
 
 def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
@@ -30,7 +31,7 @@ def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
 
     That is, filters that depend on other variables than the ``shared`` ones. Calls are entered.
     """
-    if not any(map(_has_patches, equations(program))):
+    if CONVOLUTION not in names(program):
         return frozenset()
     results: set[Any] = set()
 
@@ -59,7 +60,7 @@ def as_products(results: frozenset[Any]) -> Replacement | None:
 
 
 def _has_patches(equation: Any) -> bool:
-    if equation.primitive.name != "conv_general_dilated":
+    if equation.primitive.name != CONVOLUTION:
         return False
     params, (image, filters) = equation.params, (atom.aval for atom in equation.invars)
     slices = sum(filters.shape[axis] for axis in params["dimension_numbers"].rhs_spec[2:])
