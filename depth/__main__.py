@@ -127,10 +127,9 @@ def _main(argv: Sequence[str] | None) -> None:
     except TypeError as error:
         parser.error(f"{options.function.__name__}: {error}; give a type of each, as f32[8,16]")
     try:
-        traced = jax.make_jaxpr(options.function, return_shape=True)(*options.arguments)
+        jaxpr, shapes = jax.make_jaxpr(options.function, return_shape=True)(*options.arguments)
     except Exception as error:  # whatever the user's function raises
         parser.error(f"{_place(error) or options.function.__name__}: {_first_line(error)}")
-    jaxpr, shapes = traced
     cost, _ = analyze_loops(jaxpr, options.trip_counts, jax.tree.structure(shapes))
     print(cost)
     if options.device:

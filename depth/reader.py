@@ -111,11 +111,10 @@ class Reader:
 
     def _has_loop(self, jaxpr: Any) -> bool:
         if id(jaxpr) not in self._loops_inside:
-            self._loops_inside[id(jaxpr)] = any(map(self._is_or_has_loop, jaxpr.eqns))
+            is_here = any(each.primitive.name == "while" for each in jaxpr.eqns)
+            found = is_here or any(map(self._has_loop, inside(*jaxpr.eqns)))
+            self._loops_inside[id(jaxpr)] = found
         return self._loops_inside[id(jaxpr)]
-
-    def _is_or_has_loop(self, equation: Any) -> bool:
-        return equation.primitive.name == "while" or any(map(self._has_loop, inside(equation)))
 
 
 class Reading:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from depth.jaxprs import called, interpret, is_literal, without_constants
+from depth.jaxprs import called, interpret, without_constants
 from depth.primitives import primitive
 
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
@@ -66,8 +66,7 @@ def follow(jaxpr: Any, inputs: list[Value]) -> list[Value]:
 
 
 def _constant(literal: Any) -> Value:
-    single = is_literal(literal) and np.ndim(literal.val) == 0
-    value = np.asarray(literal.val).item() if single else None
+    value = np.asarray(literal.val).item() if np.ndim(literal.val) == 0 else None
     return Affine(None, int(value)) if isinstance(value, int) else None
 
 
@@ -146,10 +145,7 @@ def _count(name: str, start: int, step: int, bound: int) -> int | None:
     None if it never ends.
     """
     if name in ("gt", "ge"):  # downwards is upwards, mirrored
-        name = MIRRORED[name]
-        start = -start
-        step = -step
-        bound = -bound
+        return _count(MIRRORED[name], -start, -step, -bound)
     if name == "ne":
         trips, rest = divmod(bound - start, step) if step else (0, bound - start)
         return trips if rest == 0 and trips >= 0 else None

@@ -85,13 +85,11 @@ def vectors(equation: Any, kind: str) -> dict[str, int]:
         return {"arithmetic": _whole(size(operand), operand)}
     if kind in ("move", "elementwise", "random"):
         entries = max(map(size, equation.outvars), default=0)
-        by = "arithmetic"
-        if known.transcendental or kind == "random":
-            by = "by entry" if name in BY_ENTRY else "transcendental"
-            entries = entries if by == "by entry" else _whole(entries, equation.outvars[0])
-        else:
-            entries = _whole(entries, equation.outvars[0])
-        return {by: entries}
+        if name in BY_ENTRY:
+            return {"by entry": entries}
+        is_function = known.transcendental or kind == "random"
+        by = "transcendental" if is_function else "arithmetic"
+        return {by: _whole(entries, equation.outvars[0])}
     return operations(equation, kind)
 
 
