@@ -24,6 +24,7 @@ from depth.jaxprs import (
     inside,
     is_literal,
     live_equations,
+    read_by,
     without_constants,
 )
 from depth.primitives import primitive
@@ -62,23 +63,22 @@ def _pulled(program: Any, results: Collection[Any]) -> set[Any]:
     """The variables of a program that cotangents of these results reach."""
     pulled = set(filter(_has_tangent, results))
     for equation in reversed(program.eqns):
-        reached = [end in pulled for end in equation.outvars]
-        if any(reached) and equation.primitive.name not in FLAT:
-            operands = partition(equation.invars, _operands_pulled(equation, reached))
-            pulled.update(filter(_has_tangent, operands))
+        if not pulled.isdisjoint(equation.outvars) and equation.primitive.name not in FLAT:
+            reached = [end in pulled for end in equation.outvars]
+            pulled.update(filter(_has_tangent, _operands_pulled(equation, reached)))
     return pulled
 
 
-def _operands_pulled(equation: Any, reached: Sequence[bool]) -> list[bool]:
-    """The operands of an equation that cotangents of the results that are ``reached`` reach."""
+def _operands_pulled(equation: Any, reached: Sequence[bool]) -> Sequence[Any]:
+    """The operands that cotangents of the results that are ``reached`` reach, if they have any."""
     inner = called(equation) if primitive(equation).kind == "call" else None
     if inner is not None:
         body = without_constants(inner)
         within = _pulled(body, partition(body.outvars, reached))
-        return [x in within for x in body.invars]
-    moves = floating(equation.invars)
+        return partition(equation.invars, [x in within for x in body.invars])
     if not inside(equation):
-        return moves
+        return equation.invars
+    moves = floating(equation.invars)
     # As jax differentiates it: a loop, a branch, a function with a derivative rule.
     avals = [x.aval for x in equation.invars]
 
@@ -91,7 +91,7 @@ def _operands_pulled(equation: Any, reached: Sequence[bool]) -> list[bool]:
 
     closed, shapes = jax.make_jaxpr(tangents, return_shape=True)(partition(avals, moves), avals)
     reads = iter(without_unused(closed, [True] * len(shapes))[1])
-    return [moving and next(reads) for moving in moves]
+    return partition(equation.invars, [moving and next(reads) for moving in moves])
 
 
 def _has_tangent(atom: Any) -> bool:
@@ -131,8 +131,7 @@ def _also_read(step: Step, kept: Mask, outputs: Mask) -> list[bool]:
     """The leaves of the state that are read, but not ``kept``."""
     states = step.jaxpr.invars[: step.states]
     program = _cut(step.jaxpr, step, kept, outputs, list(range(step.states)))
-    atoms = [*(x for each in program.eqns for x in each.invars), *program.outvars]
-    read = {x for x in atoms if not is_literal(x)}
+    read = read_by(program.eqns, program.outvars)
     return [not keeps and z in read for keeps, z in zip(kept, states, strict=True)]
 
 

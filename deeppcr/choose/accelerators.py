@@ -16,7 +16,7 @@ from deeppcr.programs.terms import products_of
 from deeppcr.sequential import kernel_of
 from deeppcr.structure import find_structure
 from depth.counts import ceil_log2, nbytes
-from depth.jaxprs import is_literal, moved_by
+from depth.jaxprs import is_literal, moved_by, read_by
 
 # Measured on an H100 (jax 0.11.2), in seconds.
 CALL = 72e-6  # of x + 1
@@ -108,6 +108,5 @@ def has_layers(chain: TracedChain) -> bool:
     program, states = chain.step.jaxpr, chain.step.states
     moved = moved_by(program, program.invars[:states])
     own = moved_by(program, program.invars[states:]) - moved
-    products = (each.invars for each in program.eqns if each.primitive.name == "dot_general")
-    variables = ({atom for atom in each if not is_literal(atom)} for each in products)
-    return any(each & moved and each & own for each in variables)
+    products = (read_by([x]).keys() for x in program.eqns if x.primitive.name == "dot_general")
+    return any(each & moved and each & own for each in products)

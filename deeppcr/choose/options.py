@@ -49,11 +49,10 @@ class Auto:
 
     def with_options(self, method: "Method") -> "Method":
         """The chosen method, with those options that it has."""
-        names = {field.name for field in dataclasses.fields(method)}
-        if self.unroll is None:
-            names -= {"unroll"}
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return dataclasses.replace(method, **{name: own[name] for name in own.keys() & names})
+        given = {name for name, value in vars(self).items() if value is not getattr(Auto, name)}
+        names = given & vars(method).keys()
+        own = {name: getattr(self, name) for name in names}
+        return dataclasses.replace(method, **own) if own else method
 
 
 Method = Sequential | Newton
