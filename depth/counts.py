@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 Count = Callable[[Any], int]
-NO_AXES = frozenset[Any]()
 
 
 def ceil_log2(n: int) -> int:
@@ -30,8 +29,8 @@ def size(atom: Any) -> int:
 
 def nbytes(atom: Any) -> int:
     """The bytes of an operand or a result; 0 for one without data."""
-    dtype = getattr(atom.aval, "dtype", None)
-    return size(atom) * getattr(dtype, "itemsize", 0)
+    itemsize = getattr(getattr(atom.aval, "dtype", None), "itemsize", 0)
+    return itemsize * prod(getattr(atom.aval, "shape", ()))
 
 
 def traffic(equation: Any) -> int:
@@ -96,9 +95,7 @@ def collisions(equation: Any) -> int:
 
 def contracted(equation: Any) -> int:
     """The number of terms of each element of a product."""
-    (axes, _), _ = equation.params["dimension_numbers"]
-    left = equation.invars[0].aval.shape
-    return prod(map(left.__getitem__, axes))
+    return matrices(equation)[3]
 
 
 def contracted_ragged(equation: Any) -> int:
@@ -158,8 +155,7 @@ def _axes(equation: Any) -> Sequence[Any]:
 
 def named_axes(equation: Any) -> frozenset[Any]:
     """The axes of devices or of a `jax.vmap` that an equation names."""
-    axes = _axes(equation)
-    return frozenset(x for x in axes if not isinstance(x, int | np.integer)) if axes else NO_AXES
+    return frozenset(axis for axis in _axes(equation) if not isinstance(axis, int | np.integer))
 
 
 def devices(equation: Any, axis_sizes: dict[str, int]) -> int:

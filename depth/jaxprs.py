@@ -89,12 +89,9 @@ def inside(*equations: Any) -> list[Any]:
 
 def equations(jaxpr: Any) -> list[Any]:
     """All equations of a program and of those inside it."""
-    found: list[Any] = []
-    waiting = [jaxpr]
-    while waiting:
-        outer = waiting.pop().eqns
-        found += outer
-        waiting += inside(*outer)
+    found = list(jaxpr.eqns)
+    for program in reversed(inside(*found)):
+        found += equations(program)
     return found
 
 
@@ -311,7 +308,7 @@ def rewritten(
 
 def _calls_for(equation: Any, wanted: Callable[[Any], bool]) -> bool:
     """Whether a call that may be rewritten contains a ``wanted`` equation, at any depth."""
-    if not primitive(equation).inlines or (inner := called(equation)) is None:
+    if (inner := called(equation)) is None or not primitive(equation).inlines:
         return False
     return any(wanted(each) or _calls_for(each, wanted) for each in without_constants(inner).eqns)
 

@@ -83,6 +83,11 @@ def primitive(equation: Any) -> Primitive:
     return PRIMITIVES.get(equation.primitive.name, UNKNOWN)
 
 
+def of_kind(equations: list[Any], *kinds: str) -> list[Any]:
+    """Those of the equations whose primitives are of these kinds."""
+    return [x for x in equations if PRIMITIVES.get(x.primitive.name, UNKNOWN).kind in kinds]
+
+
 def enter(names: str, kind: str, depth: Count = NONE, work: Count = NONE, **known: Any) -> None:
     """Enter all primitives in ``names``, separated by blanks. A name can be entered once."""
     for name in names.split():

@@ -24,10 +24,10 @@ from depth.jaxprs import (
     has_side_effects,
     inside,
     interpret,
-    is_literal,
     needed,
+    read_by,
 )
-from depth.primitives import primitive
+from depth.primitives import of_kind, primitive
 
 MOST_BYTES = 1 << 26  # of all steps: 64 MB; beyond it a step draws its own
 
@@ -58,13 +58,13 @@ def _of_read(variables: Sequence[Any], values: Leaves, read: Collection[Any]) ->
 def _drawn(step: Step) -> list[Any]:
     """The variables that the rest of a step reads of all that depends on no floating number."""
     program = step.jaxpr
-    if not any(map(_draws, program.eqns)):  # most often
+    if not of_kind(equations(program), "random"):  # most often
         return []
     fixed = {x for x in program.constvars if not _floats(x)}  # the same in all steps
     discrete = {x for x in program.invars[step.states :] if not _floats(x)}
     drawn: set[Any] = set()
     for equation in program.eqns:
-        atoms = {x for x in equation.invars if not is_literal(x)}
+        atoms = read_by([equation]).keys()
         if not atoms <= fixed | discrete | drawn or _acts(equation):
             continue
         if atoms <= fixed:
@@ -73,9 +73,8 @@ def _drawn(step: Step) -> list[Any]:
             drawn.update(equation.outvars)
         else:
             discrete.update(equation.outvars)
-    read = [x for each in program.eqns if drawn.isdisjoint(each.outvars) for x in each.invars]
-    ends = dict.fromkeys(x for x in (*read, *program.outvars) if not is_literal(x))
-    return [x for x in ends if x in drawn]
+    rest = (each for each in program.eqns if drawn.isdisjoint(each.outvars))
+    return [x for x in read_by(rest, program.outvars) if x in drawn]
 
 
 def _floats(variable: Any) -> bool:
@@ -99,10 +98,9 @@ def _with_inner(equation: Any) -> list[Any]:
     return [equation, *itertools.chain.from_iterable(map(equations, inside(equation)))]
 
 
-def _read(program: Program, numbers: Sequence[Any]) -> set[Any]:
+def _read(program: Program, numbers: Sequence[Any]) -> Collection[Any]:
     """The variables that the equations up to these numbers read."""
-    operands = (each.invars for each in needed(program, (), numbers))
-    return {x for x in itertools.chain.from_iterable(operands) if not is_literal(x)}
+    return read_by(needed(program, (), numbers))
 
 
 def _draw(step: Step, inputs: Leaves, captured: Leaves) -> Leaves:

@@ -197,7 +197,7 @@ def _read(tangents: Program, primals: int, values: Collection[Any]) -> set[Any]:
     for equation in tangents.eqns:
         atoms = set(filterfalse(is_literal, equation.invars))
         if moving & atoms:
-            moving.update(y for y in equation.outvars if y not in values)
+            moving.update(filterfalse(values.__contains__, equation.outvars))
             read |= atoms - moving
     return read
 

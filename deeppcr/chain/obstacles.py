@@ -1,7 +1,5 @@
 """Why a chain cannot be solved in parallel: a table of what is looked for in its step."""
 
-from itertools import chain
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from jax import export
@@ -36,9 +34,9 @@ def find_obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
 
 
 def _symbolic(step: Step, carry: Carry, arrays: Leaves) -> bool:
-    results = chain.from_iterable(map(attrgetter("outvars"), step.jaxpr.eqns))
-    shapes = [getattr(x, "shape", ()) for x in (*arrays, *map(attrgetter("aval"), results))]
-    return any(map(export.is_symbolic_dim, set(chain.from_iterable(shapes))))
+    of_step = [atom.aval for equation in step.jaxpr.eqns for atom in equation.outvars]
+    shapes = [getattr(array, "shape", ()) for array in (*arrays, *of_step)]
+    return any(map(export.is_symbolic_dim, set[Any]().union(*shapes)))
 
 
 def _uneven(step: Step, carry: Carry, arrays: Leaves) -> str:

@@ -186,7 +186,7 @@ class Step:
     @cached_property
     def operations(self) -> int:
         """The number of equations, those of calls included."""
-        return sum(1 for each in equations(self.jaxpr) if called(each) is None)
+        return list(map(called, equations(self.jaxpr))).count(None)
 
     @cached_property
     def state_bytes(self) -> int:

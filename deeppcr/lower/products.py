@@ -15,7 +15,7 @@ for each kind of program which products are small: `is_small` is the one predica
 
 import sys
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
     @property
     def multiplications(self) -> int:
         """Of all pieces."""
-        return self.pieces * self.of_piece
+        return self.pieces * self.rows * self.columns * self.terms
 
 
 class Limits(NamedTuple):
@@ -120,11 +120,11 @@ def as_sum(equation: Any, left: Array, right: Array) -> Array:
     for index in np.ndindex(*(left.shape[axis] for axis in left_in)):
         a = _entries(left, left_in, index, (*left_batch, *left_free))
         b = _entries(right, right_in, index, (*right_batch, *right_free))
-        a = a.reshape((*a.shape, *[1] * len(right_free)))
-        b = b.reshape((*b.shape[:batch], *[1] * len(left_free), *b.shape[batch:]))
-        term = a.astype(working) * b.astype(working)
-        total = term if total is None else total + term
-    return total.astype(equation.outvars[0].aval.dtype)
+        a = lax.reshape(a, (*a.shape, *[1] * len(right_free)))
+        b = lax.reshape(b, (*b.shape[:batch], *[1] * len(left_free), *b.shape[batch:]))
+        term = lax.mul(lax.convert_element_type(a, working), lax.convert_element_type(b, working))
+        total = term if total is None else lax.add(total, term)
+    return lax.convert_element_type(total, equation.outvars[0].aval.dtype)
 
 
 def as_sum_in_loop(equation: Any, left: Array, right: Array) -> Array:
@@ -140,19 +140,19 @@ def as_sum_in_loop(equation: Any, left: Array, right: Array) -> Array:
     rows = [left.shape[axis] for axis in left_free]
     columns = [right.shape[axis] for axis in right_free]
     sizes, axis = Sizes.of(equation), len(pieces) + len(rows)
-    a = left.transpose((*left_batch, *left_free, *left_in))
-    a = a.reshape((*pieces, *rows, sizes.terms, *[1] * len(columns)))
-    b = right.transpose((*right_batch, *right_in, *right_free))
-    b = b.reshape((*pieces, *[1] * len(rows), sizes.terms, *columns))
+    a = lax.transpose(left, (*left_batch, *left_free, *left_in))
+    a = lax.reshape(a, (*pieces, *rows, sizes.terms, *[1] * len(columns)))
+    b = lax.transpose(right, (*right_batch, *right_in, *right_free))
+    b = lax.reshape(b, (*pieces, *[1] * len(rows), sizes.terms, *columns))
     working = float32_or_better(left.dtype, right.dtype)
-    a, b = a.astype(working), b.astype(working)
+    a, b = lax.convert_element_type(a, working), lax.convert_element_type(b, working)
     if is_small(sizes, TERMS_IN_LOOP):
         at = partial(lax.index_in_dim, axis=axis, keepdims=False)
-        first, *others = [at(a, k) * at(b, k) for k in range(sizes.terms)]
-        total = sum(others, first)
+        first, *others = [lax.mul(at(a, k), at(b, k)) for k in range(sizes.terms)]
+        total = reduce(lax.add, others, first)
     else:
-        total = (a * b).sum(axis)
-    return total.astype(equation.outvars[0].aval.dtype)
+        total = lax.reduce_sum(lax.mul(a, b), [axis])
+    return lax.convert_element_type(total, equation.outvars[0].aval.dtype)
 
 
 def _others(x: Array, *groups: Sequence[int]) -> list[int]:
@@ -168,4 +168,4 @@ def _entries(x: Array, axes: Sequence[int], index: Sequence[int], order: Sequenc
     for axis, k in zip(axes, index, strict=True):
         x = lax.index_in_dim(x, k, axis)
     rest = sorted(order)
-    return x.squeeze(tuple(axes)).transpose(list(map(rest.index, order)))
+    return lax.transpose(lax.squeeze(x, axes), list(map(rest.index, order)))

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import jax
@@ -22,10 +21,9 @@ from depth.jaxprs import (
     is_reference,
     moved_by,
     names,
-    read_by,
     without_constants,
 )
-from depth.primitives import primitive
+from depth.primitives import of_kind, primitive
 
 # Functions of jax that bring derivative rules: these are the derivatives of the functions.
 LIBRARY = tuple(
@@ -51,10 +49,7 @@ def has_custom_vjp(jaxpr: Any) -> bool:
 
 def has_users_rule(jaxpr: Any) -> bool:
     """Whether a user's derivative rule is used, which need not be the derivative."""
-    return any(
-        primitive(each).kind == "derivative rule" and not is_rule_of_jax(each)
-        for each in equations(jaxpr)
-    )
+    return not all(map(is_rule_of_jax, of_kind(equations(jaxpr), "derivative rule")))
 
 
 def is_rule_of_jax(equation: Any) -> bool:
@@ -159,8 +154,7 @@ def named_shardings(jaxpr: Any) -> str:
 
     `jax.lax.with_sharding_constraint` over axes of the type `Auto` may: any program has those.
     """
-    naming = filter(_names_one, equations(jaxpr))
-    return ", ".join(dict.fromkeys(map(attrgetter("primitive.name"), naming)))
+    return ", ".join(dict.fromkeys(x.primitive.name for x in equations(jaxpr) if _names_one(x)))
 
 
 def _names_one(equation: Any) -> bool:
@@ -232,9 +226,9 @@ def drawn_alone(jaxpr: Any) -> str:
     threefry, jax's default. Keys that are the same in all steps do no harm.
     """
     moved = moved_by(jaxpr, jaxpr.invars)
-    moving = [each for each in jaxpr.eqns if not moved.isdisjoint(read_by([each]))]
-    alone = filter(_draws_alone, equations(jaxpr._replace(eqns=moving)))
-    return next((str(each.invars[0].aval.dtype) for each in alone), "")
+    moving = [each for each in jaxpr.eqns if not moved.isdisjoint(each.outvars)]
+    drawing = of_kind(equations(jaxpr._replace(eqns=moving)), "random", "opaque")
+    return next((str(x.invars[0].aval.dtype) for x in drawing if _draws_alone(x)), "")
 
 
 def _draws_alone(equation: Any) -> bool:

@@ -17,8 +17,10 @@ from jax import lax
 
 from deeppcr.programs.retrace import converted
 from depth.jaxprs import HoldsProgram, Program, equations
+from depth.primitives import primitive
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+WITHOUT_PROGRAMS = frozenset({"elementwise", "move", "reduction"})
 OWN_KERNELS = frozenset({"pallas_call"})  # written for a device, precision included
 TF32 = lax.Precision.HIGH
 HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
@@ -55,7 +57,7 @@ class _Conversion:
     def equation(self, equation: Any) -> Any:
         """An equation; the same object if nothing changes."""
         name, params = equation.primitive.name, equation.params
-        if name in OWN_KERNELS:
+        if name in OWN_KERNELS or primitive(equation).kind in WITHOUT_PROGRAMS:
             return equation
         if name in PRODUCTS:
             is_left = params["precision"] is not None or not _is_of_full_operands(equation)

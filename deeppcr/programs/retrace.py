@@ -27,7 +27,6 @@ from depth.jaxprs import (
     constants_of,
     interpret,
     is_literal,
-    read_by,
     vary,
     without_constants,
 )
@@ -182,6 +181,8 @@ def converted(parameter: Any, program: Callable[[Any], Any], rule: Callable[...,
 
 def with_literals(program: Program, constants: Sequence[Any]) -> Program:
     """The program with its last constants, of these values, as literals."""
+    if not constants:
+        return program
     kept = len(program.constvars) - len(constants)
     pairs = zip(program.constvars[kept:], constants, strict=True)
     literals = {variable: Literal(value, variable.aval) for variable, value in pairs}
@@ -189,10 +190,5 @@ def with_literals(program: Program, constants: Sequence[Any]) -> Program:
     def put(atoms: Sequence[Any]) -> list[Any]:
         return [atom if is_literal(atom) else literals.get(atom, atom) for atom in atoms]
 
-    equations = [
-        each
-        if literals.keys().isdisjoint(read_by([each]))
-        else each.replace(invars=put(each.invars))
-        for each in program.eqns
-    ]
+    equations = [each.replace(invars=put(each.invars)) for each in program.eqns]
     return Program(program.constvars[:kept], program.invars, equations, put(program.outvars))

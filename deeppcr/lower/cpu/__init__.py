@@ -36,11 +36,12 @@ def gains_by_inputs(loop: Loop) -> bool:
         return False
     if loop.linear and fits(loop.program):
         return True
-    return any(map(_is_few_rows, equations(loop.program)))
+    every = equations(loop.program)
+    return any(_is_few_rows(x) for x in every if x.primitive.name == "dot_general")
 
 
 def _is_few_rows(equation: Any) -> bool:
-    """Whether an equation multiplies few rows by a large matrix."""
+    """Whether a product multiplies few rows by a large matrix."""
     if not is_real_product(equation) or size(equation.invars[1]) < limits.LARGE_MATRIX:
         return False
     return matrices(equation)[1] <= limits.ROWS_OF_INPUTS

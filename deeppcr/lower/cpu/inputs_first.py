@@ -10,7 +10,6 @@ step, and XLA's CPU kernels for the slices of an input are scalar code.
 
 from collections.abc import Collection
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import jax
@@ -70,7 +69,7 @@ def _late_and_own(loop: Loop) -> tuple[set[Any], set[Any]]:
         reads_own = not own.isdisjoint(read_by([equation]))
         return has_side_effects(equation) or (reads_own and not _is_as_fast(loop, equation))
 
-    stay = chain(*(each.outvars for each in program.eqns if stays(each)))
+    stay = [y for each in program.eqns if stays(each) for y in each.outvars]
     late = moved_by(program, [*program.invars[: loop.states], *stay])
     # What is computed again in the loop, for less than reading it takes.
     cut = {each.invars[0] for each in program.eqns if each.primitive.name in CUTS}

@@ -13,7 +13,7 @@ makes such functions of more loops; what it compiles well by itself is left to i
 # 0.1 for 4 units, 0.2 for 8, 0.3 for 16 and 32, 0.75 for 128.
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from deeppcr.programs.calls import Call
 from depth.compilers import is_hoisted, is_one_function
 from depth.counts import convolved, size
 from depth.jaxprs import bind, called, equations, moved_by, run
-from depth.primitives import primitive
+from depth.primitives import of_kind, primitive
 from depth.work import NAIVE
 
 # What XLA reads from a call. It is private to XLA: see `is_honoured`.
@@ -53,7 +53,7 @@ CONTAINED = frozenset(_NAMES.split())
 # The kinds of operations that XLA has in such a function by itself, since jax 0.12.
 HOISTED = frozenset(("elementwise", "move", "product", "random", "reduction"))
 INDEXED = frozenset(("gather", "scatter", "scatter-add"))  # of one index, as in x.at[0].set(y)
-DTYPES = frozenset(("float32", "float64", "int32", "int64", "uint32", "bool"))
+DTYPES = frozenset(map(jnp.dtype, ("float32", "float64", "int32", "int64", "uint32", "bool")))
 
 
 def one_function(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
@@ -109,9 +109,7 @@ def multiplies_little(program: Any) -> bool:
     """
     work = 0
     for equation in equations(program):
-        if called(equation) is not None:
-            continue
-        if primitive(equation).kind not in HOISTED:
+        if primitive(equation).kind not in HOISTED and called(equation) is None:
             return False
         if equation.primitive.name == "dot_general":
             sizes = Sizes.of(equation)
@@ -125,17 +123,16 @@ def multiplies_little(program: Any) -> bool:
 
 def fits(program: Any) -> bool:
     """Whether a loop over a program, with products of vectors, can be one function, and gains."""
-    ends, inside = [*program.constvars, *program.invars, *program.outvars], list(equations(program))
-    if not (all(map(_is_plain, ends)) and all(map(_is_contained, inside))):
+    ends, inside = (*program.constvars, *program.invars, *program.outvars), equations(program)
+    if not (_are_plain(ends) and all(map(_is_contained, inside))):
         return False
-    products = [each for each in inside if each.primitive.name == "dot_general"]
+    products = [Sizes.of(each) for each in inside if each.primitive.name == "dot_general"]
     work = sum(map(multiplications, products))
     is_much = work > limits.MANY_MULTIPLICATIONS
     most = limits.MAX_PARTS_OF_MANY if is_much else limits.MAX_PARTS
     if len(inside) > limits.MAX_EQUATIONS or sum(map(parts, products)) > most:
         return False
-    elementwise = sum(primitive(each).kind == "elementwise" for each in inside)
-    return work <= limits.PER_ELEMENTWISE * elementwise
+    return work <= limits.PER_ELEMENTWISE * len(of_kind(inside, "elementwise"))
 
 
 def copies_matrices(program: Any, states: int) -> bool:
@@ -145,17 +142,21 @@ def copies_matrices(program: Any, states: int) -> bool:
     """
     large = {each for each in program.invars[states:] if size(each) > limits.COPIED}
     of_state = moved_by(program, program.invars[:states])
-    products = filter(is_real_product, program.eqns)
+    products = (each for each in program.eqns if each.primitive.name == "dot_general")
     return any(
-        multiplications(each)
+        is_real_product(each)
+        and multiplications(Sizes.of(each))
         and of_state.issuperset(each.outvars)
         and not large.isdisjoint(each.invars)
         for each in products
     )
 
 
-def _is_plain(atom: Any) -> bool:
-    return getattr(getattr(atom.aval, "dtype", None), "name", "") in DTYPES and size(atom) > 0
+def _are_plain(atoms: Iterable[Any]) -> bool:
+    for x in atoms:
+        if getattr(x.aval, "dtype", None) not in DTYPES or 0 in x.aval.shape:
+            return False
+    return True
 
 
 one_function_p = Call("one_function")
@@ -191,11 +192,11 @@ def _result(equation: Any, operands: list[Any]) -> Sequence[Any]:
 
 
 def _is_contained(equation: Any) -> bool:
-    name, atoms = equation.primitive.name, (*equation.invars, *equation.outvars)
     if called(equation) is not None:
         return True
-    if not all(map(_is_plain, atoms)):
+    if not _are_plain((*equation.invars, *equation.outvars)):
         return False
+    name = equation.primitive.name
     if name == "conv_general_dilated":
         return _is_small_convolution(equation)
     if name == "dot_general":

@@ -23,7 +23,6 @@ from deeppcr.lower.rewrite import replacing
 from deeppcr.lower.targets import target
 from depth.jaxprs import Program, Replacement, called, interpret, names
 from depth.primitives import primitive
-from depth.work import CONVOLUTION
 
 
 def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
@@ -31,7 +30,7 @@ def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
 
     That is, filters that depend on other variables than the ``shared`` ones. Calls are entered.
     """
-    if CONVOLUTION not in names(program):
+    if "conv_general_dilated" not in names(program):
         return frozenset()
     results: set[Any] = set()
 
@@ -60,7 +59,7 @@ def as_products(results: frozenset[Any]) -> Replacement | None:
 
 
 def _has_patches(equation: Any) -> bool:
-    if equation.primitive.name != CONVOLUTION:
+    if equation.primitive.name != "conv_general_dilated":
         return False
     params, (image, filters) = equation.params, (atom.aval for atom in equation.invars)
     slices = sum(filters.shape[axis] for axis in params["dimension_numbers"].rhs_spec[2:])

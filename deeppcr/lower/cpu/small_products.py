@@ -41,11 +41,12 @@ def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
         return loop, operands
     of_state, one = moved_by(program, program.invars[: loop.states]), unknown_one()
 
-    def replace(equation: Any, operands: list[Any]) -> list[Any] | None:
-        if loop.linear and is_small_product(equation):
-            pairs = zip(equation.invars, operands, strict=True)
-            operands = [materialised(x, one) if atom in of_state else x for atom, x in pairs]
-        return write_out(equation, operands)
+    def write(equation: Any, *operands: Any) -> Any:
+        pairs = zip(equation.invars, operands, strict=True)
+        read = [materialised(x, one) if atom in of_state else x for atom, x in pairs]
+        return as_sum_in_loop(equation, *read)
+
+    replace = replacing(is_small_product, write) if loop.linear else write_out
 
     def step(read: Leaves) -> Leaves:
         return evaluate(program, loop.known(read), program.outvars, replace)

@@ -25,13 +25,14 @@ def transposed_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """The rule."""
     program = loop.program
     values = dict(zip(program.constvars, operands.constants, strict=True))
-    read_by_rows = [each.invars[1] for each in program.eqns if _reads_rows(each, values)]
-    transposed = {matrix: values[matrix].T for matrix in dict.fromkeys(read_by_rows)}
+    products = (each for each in program.eqns if each.primitive.name == "dot_general")
+    by_rows = {each.outvars[0]: each.invars[1] for each in products if _reads_rows(each, values)}
+    transposed = {matrix: values[matrix].T for matrix in dict.fromkeys(by_rows.values())}
     if not transposed:
         return loop, operands
 
     def by_columns(equation: Any, operands: list[Any]) -> list[Any] | None:
-        if not _reads_rows(equation, transposed):
+        if by_rows.keys().isdisjoint(equation.outvars):
             return None
         (axes, _), batch = equation.params["dimension_numbers"]
         params = equation.params | {"dimension_numbers": ((axes, (0,)), batch)}
@@ -45,12 +46,10 @@ def transposed_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
 
 
 def _reads_rows(equation: Any, constants: Collection[Any]) -> bool:
-    """Whether it multiplies few rows by the transpose of one of these large matrices."""
-    if equation.primitive.name != "dot_general" or is_literal(equation.invars[1]):
-        return False
+    """Whether a product multiplies few rows by the transpose of one of these large matrices."""
     matrix = equation.invars[1]
-    (_, axes), (_, batch) = equation.params["dimension_numbers"]
-    if matrix not in constants or matrix.aval.ndim != 2 or batch or tuple(axes) != (1,):
+    if is_literal(matrix) or matrix not in constants or size(matrix) < limits.LARGE_MATRIX:
         return False
-    is_large = size(matrix) >= limits.LARGE_MATRIX
-    return is_large and matrices(equation)[1] in limits.ROWS_OF_TRANSPOSED
+    (_, axes), (_, batch) = equation.params["dimension_numbers"]
+    is_by_rows = matrix.aval.ndim == 2 and not batch and tuple(axes) == (1,)
+    return is_by_rows and matrices(equation)[1] in limits.ROWS_OF_TRANSPOSED

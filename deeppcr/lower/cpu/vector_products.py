@@ -77,15 +77,13 @@ def is_possible(equation: Any) -> bool:
     return _vectors(sizes) == 1 or (_is_of_few(sizes) and _is_of_few(derivative))
 
 
-def parts(equation: Any) -> int:
+def parts(sizes: Sizes) -> int:
     """The terms or the vectors of a product, as it is computed."""
-    sizes = Sizes.of(equation)
     return sizes.terms if is_small(sizes, IN_FUNCTION) else _vectors(sizes)
 
 
-def multiplications(equation: Any) -> int:
+def multiplications(sizes: Sizes) -> int:
     """Of a product of matrices; 0 if one is a vector."""
-    sizes = Sizes.of(equation)
     return sizes.multiplications if _vectors(sizes) > 1 else 0
 
 
