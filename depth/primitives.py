@@ -351,10 +351,10 @@ enter(
 holder("jit pjit closed_call core_call checkpoint remat remat2", "call", inlines=True)
 holder(
     """
-    call composite compute_on custom_partitioning custom_vmap_call each eval_jaxpr fused_call
-    jaxpr_call kernel_call linear_call linear_map loop one_function remat_opt
+    call composite compute_on custom_partitioning custom_vmap_call eval_jaxpr fused_call
+    jaxpr_call kernel_call linear_call linear_map one_function remat_opt
     tangents
-    pieces solve_chain stage xla_metadata_call
+    pieces solve_chain stage steps xla_metadata_call
     """,
     "call",
 )

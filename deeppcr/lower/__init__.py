@@ -3,8 +3,9 @@
 Above it, steps in order are `loop`, an equation whose program is one `jax.lax.scan`, and steps at
 once are `each`. How they run is decided when jax lowers them, by the platform that it lowers for.
 
-    in_order.py        `loop`, and what a rule reads and rewrites of it
-    at_once.py         `each`
+    steps.py           `loop`, `each`
+    primitive.py       the equation of both
+    in_order.py        what a rule reads and rewrites of a loop
     chunks.py          steps whose arrays stay in a cache
     products.py        which products are small, and how they are written as sums
     rewrite.py         equations of a kind replaced, in calls, too
@@ -17,7 +18,6 @@ once are `each`. How they run is decided when jax lowers them, by the platform t
 """
 
 from deeppcr.lower import cpu, gpu  # registers them
-from deeppcr.lower.at_once import each
 from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_held, steps_in_cache
 from deeppcr.lower.cpu.factors_first import bounded
 from deeppcr.lower.cpu.one_function import is_left_to_xla
@@ -35,7 +35,6 @@ from deeppcr.lower.gpu.fused import (
     kernels_run,
     obstacle,
 )
-from deeppcr.lower.in_order import loop
 from deeppcr.lower.recurrence import (
     FEW_STEPS,
     HIGHEST,
@@ -49,6 +48,7 @@ from deeppcr.lower.recurrence import (
     spread,
     unpack,
 )
+from deeppcr.lower.steps import each, loop
 from deeppcr.lower.targets import target
 from deeppcr.lower.until import Opening, ahead, once_unless, opening, steps_per_test, unless
 from deeppcr.lower.variants import (

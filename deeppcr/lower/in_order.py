@@ -1,7 +1,6 @@
-"""`loop`: `jax.lax.scan` as an equation of its own, which each platform lowers in its own way."""
+"""`Loop`: steps in order, as the rules of a platform read and rewrite them."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -9,9 +8,7 @@ from jax import lax
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.written_apart import written_apart
-from deeppcr.lower.primitive import Lowered
-from deeppcr.lower.targets import target
+from deeppcr.lower.primitive import Kind
 from depth.jaxprs import (
     Program,
     Rule,
@@ -22,57 +19,6 @@ from depth.jaxprs import (
     is_literal,
     scan_parts,
 )
-
-
-def loop(
-    body: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    xs: Any,
-    length: int | None = None,
-    reverse: bool = False,
-    unroll: int = 1,
-    linear: bool = False,
-    in_one: bool = False,
-) -> tuple[Any, Any]:
-    """`jax.lax.scan`; the results are the same up to rounding.
-
-    ``linear``: whether the next carry is linear in the carry, as in the loop of a derivative.
-    ``in_one``: whether it stays one program, with nothing before the loop: that compiles faster.
-    """
-    body = written_apart(body) if unroll > 1 and target().waits else body
-    scan = partial(lax.scan, body, length=length, reverse=reverse, unroll=unroll)
-    # `closed` is of a new function each time, so that jax caches nothing for it.
-    closed, shapes = jax.make_jaxpr(partial(scan), return_shape=True)(carry, xs)
-    if closed.effects:  # of steps in order, or of devices that communicate
-        return scan(carry, xs)
-    leaves = _with_loops(closed, jax.tree.leaves((carry, xs)), linear, in_one)
-    results: tuple[Any, Any] = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-    return results
-
-
-def _with_loops(closed: Any, operands: Sequence[Any], linear: bool, in_one: bool) -> Leaves:
-    """The results of a program, its `jax.lax.scan` by `loop_p`."""
-    program, values = entered(closed, operands)
-    for equation in program.eqns:
-        read = [x.val if is_literal(x) else values[x] for x in equation.invars]
-        if equation.primitive.name == "scan":
-            call_jaxpr = jax.make_jaxpr(partial(bind, equation))(read)
-            results = loop_p.bind(*read, call_jaxpr=call_jaxpr, linear=linear, in_one=in_one)
-        else:  # of what stands around it
-            results = bind(equation, read)
-        values |= dict(zip(equation.outvars, results, strict=True))
-    return [x.val if is_literal(x) else values[x] for x in program.outvars]
-
-
-class _LoopPrimitive(Lowered):
-    """See `Lowered`; the loop of all examples of a `jax.vmap` is a loop, too."""
-
-    def bound(self, closed: Any, operands: Any, params: dict[str, Any]) -> Leaves:
-        """See `Lowered`."""
-        return _with_loops(closed, operands, params["linear"], params["in_one"])
-
-
-loop_p = _LoopPrimitive("loop")
 
 
 class Operands(NamedTuple):
@@ -92,8 +38,7 @@ class Loop(NamedTuple):
         length: the number of steps.
         reverse: whether the first step takes the last of the inputs.
         unroll: steps per trip.
-        linear: see `loop`.
-        in_one: see `loop`.
+        kind: see `loop`.
         before: the ``x`` of ``size`` steps at once, from the inputs of the loop.
         size: of a chunk of the loop; None for all of it.
         after: the results of the loop, from the ``y`` of all steps.
@@ -106,8 +51,7 @@ class Loop(NamedTuple):
     length: int
     reverse: bool
     unroll: int
-    linear: bool
-    in_one: bool = False
+    kind: Kind
     before: Callable[[Leaves], Leaves] = list
     size: int | None = None
     after: Callable[[Leaves], Leaves] = list
@@ -115,14 +59,14 @@ class Loop(NamedTuple):
     equation: Any = None
 
     @classmethod
-    def of(cls, equation: Any, linear: bool, in_one: bool = False) -> Self:
+    def of(cls, equation: Any, kind: Kind) -> Self:
         """The loop of a `jax.lax.scan`."""
         params, (consts, carry, _) = equation.params, scan_parts(equation)
         program = Program.of(params["jaxpr"])
         constants = [*program.invars[:consts], *program.constvars]
         step = program._replace(constvars=constants, invars=program.invars[consts:])
-        kind = params["length"], params["reverse"], params["unroll"], linear, in_one
-        return cls(step, carry, *kind, equation=equation)
+        trips = params["length"], params["reverse"], params["unroll"]
+        return cls(step, carry, *trips, kind, equation=equation)
 
     @property
     def inputs(self) -> list[Any]:
@@ -187,15 +131,25 @@ Lower = Callable[[Loop, Operands], tuple[Leaves, Leaves]]
 
 
 def lowered_by(
-    lower: Lower, *operands: Any, call_jaxpr: Any, linear: bool, in_one: bool = False
+    at_once: Callable[[Any, Sequence[Any]], Leaves],
+    lower: Lower,
+    *operands: Any,
+    call_jaxpr: Any,
+    loop: Kind | None,
 ) -> Leaves:
-    """The results of a `loop` that ``lower`` runs."""
+    """The results of `steps`: of all steps by ``at_once``, a loop by ``lower``."""
+    if loop is None:
+        return at_once(call_jaxpr, operands)
     program, values = entered(call_jaxpr, operands)
-    (equation,) = program.eqns
-    consts, carry, _ = scan_parts(equation)
-    read = [values[x] for x in equation.invars]
-    constants = [*read[:consts], *constants_of(equation.params["jaxpr"])]
-    parts = Operands(constants, read[consts : consts + carry], read[consts + carry :])
-    last, ys = lower(Loop.of(equation, linear, in_one), parts)
-    values |= dict(zip(equation.outvars, [*last, *ys], strict=True))
-    return [values[x] for x in program.outvars]
+    for equation in program.eqns:
+        read = [x.val if is_literal(x) else values[x] for x in equation.invars]
+        if equation.primitive.name == "scan":
+            consts, carry, _ = scan_parts(equation)
+            constants = [*read[:consts], *constants_of(equation.params["jaxpr"])]
+            parts = Operands(constants, read[consts : consts + carry], read[consts + carry :])
+            last, ys = lower(Loop.of(equation, loop), parts)
+            results = [*last, *ys]
+        else:  # of what stands around it
+            results = bind(equation, read)
+        values |= dict(zip(equation.outvars, results, strict=True))
+    return [x.val if is_literal(x) else values[x] for x in program.outvars]

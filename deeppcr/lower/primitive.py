@@ -1,9 +1,9 @@
-"""Equations that stand for a program, and that each platform lowers in its own way."""
+"""`steps`: an equation that stands for a program of many steps, which each platform lowers."""
 
 from collections.abc import Callable
 from functools import partial
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.interpreters import mlir
@@ -16,11 +16,35 @@ from deeppcr.programs.calls import Call, without_unused
 Program = Callable[..., Leaves]  # of the operands, and of the parameters of the equation by name
 
 
-class Lowered(Call):
-    """See `Call`; what is registered for a platform runs there instead of the program."""
+class Kind(NamedTuple):
+    """What is known of steps in order; see `loop`."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    linear: bool
+    in_one: bool
+
+
+def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
+    """The equation without the results that nobody reads."""
+    equation = given[-1]  # since jax 0.12 after others
+    if not any(used):
+        return [False] * len(equation.invars), None
+    program, reads = without_unused(equation.params["call_jaxpr"], used)
+    return reads, equation.replace(
+        invars=list(compress(equation.invars, reads)),
+        outvars=list(compress(equation.outvars, used)),
+        params={**equation.params, "call_jaxpr": program},
+    )
+
+
+class _Steps(Call):
+    """See `Call`; what is registered for a platform runs there instead of the program.
+
+    Its parameter ``loop`` is the kind of a program that is one `jax.lax.scan`, but for what
+    `jax.vmap` adds around it; None for a program of all steps at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("steps")
         self.programs: dict[str, Program] = {}
         pe.dce_rules[self] = _without_unused
 
@@ -38,13 +62,9 @@ class Lowered(Call):
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
         mapped = jax.vmap(partial(self.run, **params), axes, **names)
-        results = self.bound(jax.make_jaxpr(mapped)(*operands), operands, params)
+        closed = jax.make_jaxpr(mapped)(*operands)
+        results = self.bind(*operands, **{**params, "call_jaxpr": closed})
         return results, [0] * len(results)
-
-    def bound(self, closed: Any, operands: Any, params: dict[str, Any]) -> Leaves:
-        """The results of a program, by this primitive."""
-        results: Leaves = self.bind(*operands, **{**params, "call_jaxpr": closed})
-        return results
 
     def lowered(self, platform: str, equation: Any) -> Any:
         """The program that a platform runs: for `depth`."""
@@ -52,14 +72,4 @@ class Lowered(Call):
         return jax.make_jaxpr(f)(*(abstract(x.aval) for x in equation.invars))
 
 
-def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
-    """The equation without the results that nobody reads."""
-    equation = given[-1]  # since jax 0.12 after others
-    if not any(used):
-        return [False] * len(equation.invars), None
-    program, reads = without_unused(equation.params["call_jaxpr"], used)
-    return reads, equation.replace(
-        invars=list(compress(equation.invars, reads)),
-        outvars=list(compress(equation.outvars, used)),
-        params={**equation.params, "call_jaxpr": program},
-    )
+steps_p = _Steps()

@@ -109,7 +109,7 @@ def test_a_step_of_an_lstm_reads_six_arrays_backwards_and_a_cotangent(monkeypatc
     scan = Loop.scan
 
     def recorded(loop, operands, *others):
-        read[loop.linear] = [x.shape for x in operands.xs]
+        read[loop.kind.linear] = [x.shape for x in operands.xs]
         return scan(loop, operands, *others)
 
     monkeypatch.setattr(Loop, "scan", recorded)

@@ -13,6 +13,7 @@ import deeppcr
 from deeppcr.lower.cpu.chunked import run_in_chunks
 from deeppcr.lower.cpu.inputs_first import inputs_first
 from deeppcr.lower.in_order import lowered_by
+from deeppcr.lower.primitive import Kind
 from deeppcr.lower.targets import CPU
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
@@ -84,7 +85,8 @@ def by_the_rule(step, z, xs, reverse=False):
         return run_in_chunks(rewritten, operands)
 
     closed = jax.make_jaxpr(partial(jax.lax.scan, step, reverse=reverse))(z, xs)
-    program = partial(lowered_by, lower, call_jaxpr=closed, linear=False)
+    kind = Kind(linear=False, in_one=False)
+    program = partial(lowered_by, None, lower, call_jaxpr=closed, loop=kind)
     return jax.jit(program)(*jax.tree.leaves((z, xs))), *loops
 
 

@@ -96,7 +96,7 @@ def test_only_the_linear_part_is_in_the_loop(monkeypatch):
     found, scan = {}, Loop.scan
 
     def recorded(loop, operands, *others):
-        found[loop.linear] = {each.primitive.name for each in equations(loop.program)}
+        found[loop.kind.linear] = {each.primitive.name for each in equations(loop.program)}
         return scan(loop, operands, *others)
 
     def loss(z, xs):

@@ -10,6 +10,7 @@ from jax import lax
 from deeppcr.lower.cpu.limits import LARGE_MATRIX
 from deeppcr.lower.cpu.transposed_first import transposed_first
 from deeppcr.lower.in_order import Loop, Operands
+from deeppcr.lower.primitive import Kind
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
 
@@ -68,7 +69,7 @@ def test_the_same_results(name, dtype):
     w, d, xs = (x.astype(dtype) for x in (W, normal(1, rows, N), normal(2, L, rows, N)))
     scan = jax.make_jaxpr(lambda w, d, xs: lax.scan(partial(step, w), d, xs))(w, d, xs)
     (equation,) = (each for each in scan.eqns if each.primitive.name == "scan")
-    loop = Loop.of(equation, linear=False)
+    loop = Loop.of(equation, Kind(linear=False, in_one=False))
     own, operands = transposed_first(loop, Operands([w], [d], [xs]))
     assert (of_rows(loop.program), of_rows(own.program)) == (before, after)
     assert len(operands.constants) == 1 + (before > after)
@@ -87,5 +88,5 @@ def test_small_matrices_stay():
     w, d, xs = normal(3, few, few), normal(4, 4, few), normal(5, L, 4, few)
     scan = jax.make_jaxpr(lambda w, d, xs: lax.scan(partial(once, w), d, xs))(w, d, xs)
     (equation,) = (each for each in scan.eqns if each.primitive.name == "scan")
-    loop = Loop.of(equation, linear=False)
+    loop = Loop.of(equation, Kind(linear=False, in_one=False))
     assert transposed_first(loop, Operands([w], [d], [xs]))[0] is loop

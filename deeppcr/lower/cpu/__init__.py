@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.at_once import each_p, rewritten_by
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.cpu.chunked import run_in_chunks
 from deeppcr.lower.cpu.factors_first import factors_first
@@ -20,7 +19,8 @@ from deeppcr.lower.cpu.one_function import fits, is_left_to_xla, one_function
 from deeppcr.lower.cpu.small_products import small_products
 from deeppcr.lower.cpu.stack_equal import results_stacked
 from deeppcr.lower.cpu.transposed_first import transposed_first
-from deeppcr.lower.in_order import Loop, Operands, loop_p, lowered_by
+from deeppcr.lower.in_order import Loop, Operands, lowered_by
+from deeppcr.lower.primitive import steps_p
 from deeppcr.lower.products import is_real_product
 from depth.counts import matrices, size
 from depth.jaxprs import equations
@@ -32,9 +32,9 @@ LAST: tuple[Rule, ...] = (results_stacked, small_products, transposed_first)
 
 def gains_by_inputs(loop: Loop) -> bool:
     """Whether to compute what is independent of the state first is worth compiling it apart."""
-    if loop.in_one:
+    if loop.kind.in_one:
         return False
-    if loop.linear and fits(loop.program):
+    if loop.kind.linear and fits(loop.program):
         return True
     every = equations(loop.program)
     return any(_is_few_rows(x) for x in every if x.primitive.name == "dot_general")
@@ -64,5 +64,5 @@ def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> tuple[Leaves
 
 # XLA cannot compile loops of one function for several devices (jaxlib 0.10.2).
 alone, of_several = partial(run, (one_function, *LAST)), partial(run, LAST)
-loop_p.register("cpu", partial(lowered_by, alone), partial(lowered_by, of_several))
-each_p.register("cpu", partial(rewritten_by, plain_gradients))
+lowered = partial(lowered_by, plain_gradients)
+steps_p.register("cpu", partial(lowered, alone), partial(lowered, of_several))

@@ -91,7 +91,7 @@ class Sum:
 
 def factors_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """The rule, for loops that are linear in what they carry."""
-    if not loop.linear:
+    if not loop.kind.linear:
         return loop, operands
 
     def step(read: Leaves) -> Leaves:

@@ -47,7 +47,7 @@ def inputs_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     replace = as_products(own_filters(split.first, constants))
     # The loop of a derivative is that of a chunk already; one in another takes 3 times as long.
     bytes_of_step = sum(nbytes(y) for equation in split.first.eqns for y in equation.outvars)
-    chunk = None if loop.linear else even_chunk(loop.length, steps_in_cache(bytes_of_step))
+    chunk = None if loop.kind.linear else even_chunk(loop.length, steps_in_cache(bytes_of_step))
     before = jax.vmap(partial(split.values_between, constants, replace=replace))
     rest = split.rest._replace(constvars=list(constants))
     loop = opened._replace(program=rest, before=before, size=chunk)
@@ -94,7 +94,7 @@ def _is_as_fast(loop: Loop, equation: Any) -> bool:
     kind = primitive(equation).kind
     if kind == "random":
         return is_of_threefry(equation)
-    return loop.linear or kind in AT_ONCE
+    return loop.kind.linear or kind in AT_ONCE
 
 
 def _is_cheap(equation: Any, cut: Collection[Any]) -> bool:

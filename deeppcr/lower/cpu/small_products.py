@@ -46,7 +46,7 @@ def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
         read = [materialised(x, one) if atom in of_state else x for atom, x in pairs]
         return as_sum_in_loop(equation, *read)
 
-    replace = replacing(is_small_product, write) if loop.linear else write_out
+    replace = replacing(is_small_product, write) if loop.kind.linear else write_out
 
     def step(read: Leaves) -> Leaves:
         return evaluate(program, loop.known(read), program.outvars, replace)

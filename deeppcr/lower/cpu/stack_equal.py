@@ -24,7 +24,7 @@ from depth.jaxprs import bind, interpret
 def results_stacked(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """The rule, for the results of a loop of derivatives."""
     ys = [x.aval for x in loop.outputs]
-    if not loop.linear or len(_group_by_type(ys)) == len(ys):
+    if not loop.kind.linear or len(_group_by_type(ys)) == len(ys):
         return loop, operands
 
     def step(read: Leaves) -> Leaves:

@@ -6,9 +6,10 @@ where the loop is traced.
 
 from functools import partial
 
-from deeppcr.lower.at_once import each_p, rewritten_by
 from deeppcr.lower.gpu.short_vectors import short_vectors
+from deeppcr.lower.in_order import Loop, lowered_by
+from deeppcr.lower.primitive import steps_p
 from deeppcr.lower.variants import GPUS
 
 for name in GPUS:
-    each_p.register(name, partial(rewritten_by, short_vectors))
+    steps_p.register(name, partial(lowered_by, short_vectors, Loop.as_written))
