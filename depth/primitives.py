@@ -353,7 +353,6 @@ holder(
     """
     call composite compute_on custom_partitioning custom_vmap_call eval_jaxpr fused_call
     jaxpr_call kernel_call linear_call linear_map one_function remat_opt
-    tangents
     pieces solve_chain stage steps xla_metadata_call
     """,
     "call",

@@ -50,8 +50,8 @@ MOST_STATEMENTS = {"core": 7300, "deeppcr": 12700}
 
 # Those that deeppcr adds to jax: a program is one equation to jax, and each platform lowers it.
 PRIMITIVES = {
-    *("kernel_call", "linear_map"),
-    *("one_function", "pieces", "solve_chain", "steps", "tangents"),
+    *("kernel_call", "linear_map", "one_function"),
+    *("pieces", "solve_chain", "steps"),
 }
 
 # Who asks for which platforms a program is traced: what lowers it, the rule, and the tools that

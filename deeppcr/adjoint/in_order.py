@@ -3,7 +3,7 @@
     t_l, o_l = T_l (t_{l-1}, dx_l, dc),   t_0 = dz_0,
 
 in one loop, and its transpose in one loop from the last step to the first. A step is differentiated
-once, its outputs included. `tangents_p` is this function as an equation, whose transpose is ours.
+once, its outputs included. A `LinearMap` is this function as an equation, whose transpose is ours.
 All other derivatives are those of the programs.
 """
 
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.moves import Moves, Tangents
@@ -26,8 +25,8 @@ from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.part import leaves_pulled
+from deeppcr.linear.linear_map import LinearMap, solved
 from deeppcr.lower import each, kernels_run, scan_in_chunks
-from deeppcr.programs.calls import Call, Later
 
 Both = tuple[Leaves, Leaves]  # of the states, of the outputs
 Given = list[Any]  # cotangents, None for zeros
@@ -46,12 +45,6 @@ class Results(NamedTuple):
     outputs: Given
     last: Given
 
-    @classmethod
-    def of(cls, leaves: Sequence[Any], states: int) -> Self:
-        """From all leaves, in order."""
-        own = len(leaves) - states
-        return cls(list(leaves[:states]), list(leaves[states:own]), list(leaves[own:]))
-
 
 def is_in_order(chain: TracedChain) -> bool:
     """Whether loops run on one device, and no kernels in their place."""
@@ -62,15 +55,15 @@ class InOrder(NamedTuple):
     """The tangent equations of a chain, of its states and its outputs.
 
     Attributes:
+        moves: what is differentiated.
         chain: with its arrays.
         states: ``z_0 .. z_{L-1}``.
-        moves: what is differentiated.
         adjoint: how.
     """
 
+    moves: Moves
     chain: TracedChain
     states: Leaves
-    moves: Moves
     adjoint: Backpropagation
 
     def tangents(self, reached: Sequence[bool], tangents: Tangents) -> Results:
@@ -151,7 +144,7 @@ class InOrder(NamedTuple):
         totals = list(map(jnp.zeros_like, self.moves.of(self.chain)[2]))
         zeros = zip(given.last, self.initial, strict=True)
         start = [zero if x is None else x for x, zero in zeros], totals
-        run = self._pulled_at_once if program.halves else self._pulled_in_loop
+        run = self._pulled_in_loop if program.between is None else self._pulled_at_once
         mu, dx, dc = run(program, start, given.states, given.outputs)
         return partition(mu, self.moves.initial), dx, dc
 
@@ -219,75 +212,26 @@ def _with_given(mu: Leaves, g: Given) -> Leaves:
     return [m if x is None else m + x for m, x in zip(mu, g, strict=True)]
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class _Role:
-    """The structure of an equation: of its arrays, of the tangents, and the number of the former.
-
-    ``precision``: jax's default for products, wherever its programs are traced.
-    """
-
-    arrays: Any
-    moves: Moves
-    adjoint: Backpropagation
-    tangents: Any
-    known: int
-    precision: Any
-
-    def __repr__(self) -> str:
-        return f"{self.known} arrays"
-
-    def system(self, operands: Sequence[Any]) -> InOrder:
-        """The equations, with their arrays."""
-        arrays = jax.tree.unflatten(self.arrays, operands[: self.known])
-        return InOrder(arrays[0], arrays[1], self.moves, self.adjoint)
-
-    def pushed(self, *operands: Any) -> Leaves:
-        """The results."""
-        tangents = jax.tree.unflatten(self.tangents, operands[self.known :])
-        with jax.default_matmul_precision(self.precision):
-            found = self.system(operands).pushed(tangents)
-        return [x for leaves in found for x in leaves]
-
-
 def _bound(system: InOrder, tangents: Tangents) -> Results:
-    """The tangents of the states and the outputs, by `tangents_p`."""
-    (known, arrays), (leaves, tree) = map(jax.tree.flatten, (system[:2], tangents))
-    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    role = _Role(arrays, system.moves, system.adjoint, tree, len(known), precision)
-    step, length = system.chain.step, system.chain.length
-    types = list(map(jax.typeof, (*known, *leaves)))
-    program: Any
-    if varying_axes(types):
-        program = jax.make_jaxpr(partial(role.pushed))(*types)
-    else:  # most are only transposed
-        results = [abstract(y.aval) for y in step.jaxpr.outvars]
-        shapes = [jax.core.ShapedArray((length, *y.shape), y.dtype) for y in results]
-        shapes += [jax.core.ShapedArray(y.shape, y.dtype) for y in results[: step.states]]
-        program = Later(lambda: jax.make_jaxpr(partial(role.pushed))(*types), shapes)
-    found: Leaves = tangents_p.bind(*known, *leaves, call_jaxpr=program, role=role)
-    return Results.of(found, step.states)
+    """The tangents of the states and the outputs, as one equation."""
+    (moves, *arrays), step, length = system, system.chain.step, system.chain.length
+    known, tree = jax.tree.flatten(arrays)
+    map_ = LinearMap(partial(_pushed, moves, tree), partial(_pulled, moves, tree))
+    shapes = None
+    if not varying_axes((known, tangents)):
+        last = [abstract(y.aval) for y in step.jaxpr.outvars]
+        every = [jax.core.ShapedArray((length, *y.shape), y.dtype) for y in last]
+        last = [jax.core.ShapedArray(y.shape, y.dtype) for y in last[: step.states]]
+        shapes = Results(every[: step.states], every[step.states :], last)
+    found: Results = solved(map_, known, tangents, shapes=shapes)
+    return found
 
 
-class _Primitive(Call):
-    """See `Call`; it is linear in its last operands, and has its own transpose."""
-
-    def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
-        count = params["role"].known
-        if not all(isinstance(t, ad.Zero) for t in tangents[:count]):
-            return super()._push(primals, tangents, **params)
-        moving = map(ad.instantiate_zeros, tangents[count:])
-        return self.bind(*primals, **params), self.bind(*primals[:count], *moving, **params)
-
-    def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
-        role: _Role = params["role"]
-        system = role.system(operands)
-        given = [None if isinstance(g, ad.Zero) else g for g in cotangents]
-        with jax.default_matmul_precision(role.precision):
-            pulled = system.pulled(Results.of(given, len(system.states)))
-        moves = map(ad.is_undefined_primal, operands[role.known :])
-        leaves = [x for part in pulled for x in part]
-        pairs = zip(leaves, moves, strict=True)
-        return [None] * role.known + [x if moving else None for x, moving in pairs]
+def _pushed(moves: Moves, tree: Any, known: Leaves, tangents: Tangents) -> Results:
+    return InOrder(moves, *jax.tree.unflatten(tree, known)).pushed(tangents)
 
 
-tangents_p = _Primitive("tangents")
+def _pulled(
+    moves: Moves, tree: Any, known: Leaves, given: Results
+) -> tuple[Leaves, Leaves, Leaves]:
+    return InOrder(moves, *jax.tree.unflatten(tree, known)).pulled(given)

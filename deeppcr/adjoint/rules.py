@@ -25,7 +25,7 @@ compositions. It keeps the trajectory from the forward pass, and no Jacobian.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -48,10 +48,9 @@ from deeppcr.linear.linear_map import LinearMap, Part, solved
 from deeppcr.lower import each, scan_in_chunks
 from deeppcr.newton import Newton
 from deeppcr.sequential import Sequential, run_in_segments, run_loop
-from deeppcr.sharding import on_shards
+from deeppcr.sharding import ChainSharding, on_shards
 from deeppcr.solution import Run, last_of
 
-Put = Callable[[Leaves, Leaves], TracedChain]
 Pushed = tuple[Run, Leaves, Leaves, Leaves]
 
 
@@ -137,14 +136,14 @@ def resolve_adjoint(
 
     ``loops``: whether the states are those of a loop, which can keep more than these.
     """
-    has_rule = chain.step.has_custom_vjp
+    has_rule, is_newton = chain.step.has_custom_vjp, isinstance(method, Newton)
+    unroll = method.unroll if isinstance(method, Sequential) else 1
     if isinstance(adjoint, Autodiff) and not has_rule and chain.axis.is_sharded:
         adjoint = Backpropagation()  # the same, shard after shard
     is_uneven = not chain.step.varies_like_state
     if adjoint is None or isinstance(adjoint, Autodiff) or has_rule or is_uneven:
-        is_newton = isinstance(method, Newton)
         autodiff = adjoint if isinstance(adjoint, Autodiff) else Autodiff()
-        unroll = max(autodiff.unroll, method.unroll if isinstance(method, Sequential) else 1)
+        unroll = max(autodiff.unroll, unroll)
         # Second derivatives differentiate what a rule computes, the values included, and not the
         # function: the states have to be those of the run that is differentiated.
         with_states = has_rule or not is_newton or chain.step.has_users_rule
@@ -152,7 +151,6 @@ def resolve_adjoint(
             autodiff, with_states=with_states, with_stats=is_newton, unroll=unroll
         )
     if not isinstance(adjoint, Adjoint):
-        unroll = method.unroll if isinstance(method, Sequential) else 1
         return dataclasses.replace(adjoint, keeps=loops, unroll=unroll)
     if adjoint.linearize == "auto" and isinstance(method, Newton):
         adjoint = dataclasses.replace(adjoint, linearize=method.linearize)
@@ -201,13 +199,12 @@ def _push(
         moves = moves.of_part([True] * step.states, len(chain.step.kept))
     states, after = chain.before(chain.initial, run.trajectory), run.trajectory
     if loops and any(reached):
-        found = InOrder(chain, states, moves, loops).tangents(reached, tangents)
+        found = InOrder(moves, chain, states, loops).tangents(reached, tangents)
         return run, found.states, found.outputs, found.last if run.last else []
     dz, dx, dc = tangents
     _, x, c = moves.of(chain)
-    all_outputs = [True] * len(run.outputs)
     equations = _Equations(moves, chain, states, adjoint)
-    kept = equations.of_part(reached, all_outputs)
+    kept = equations.of_part(reached, [True] * len(run.outputs))
     if kept is None:
         kept, reached = equations, [any(reached)] * step.states
 
@@ -216,7 +213,9 @@ def _push(
         return moves.put(chain, x, c).outputs(*here)
 
     # Outputs may move where no state does, as by the weights of a readout.
-    t = solved(*kept.linear_map(), kept.zeros_and(tangents)) if any(reached) else []
+    t = []
+    if any(reached):
+        t = solved(*kept.linear_map(), (list(map(jnp.zeros_like, kept.states)), tangents))
     starts = kept.chain.before(kept.moves.enter(kept.chain.initial, dz), t) if t else []
     primals = x, c, partition(states, reached), partition(after, reached)
     by_outputs: Leaves = jax.jvp(outputs, primals, (dx, dc, starts, t))[1]
@@ -249,16 +248,44 @@ class _Equations(NamedTuple):
             return None
         return self._replace(moves=moves, chain=chain, states=states, adjoint=adjoint)
 
-    def zeros_and(self, v: Tangents) -> tuple[Leaves, Tangents]:
-        """The right-hand side of the system at the top of this file."""
-        return [jnp.zeros_like(z) for z in self.states], v
-
     def linear_map(self) -> tuple[LinearMap, Leaves]:
         """Its solution, and the arrays that it depends on."""
         known, tree = jax.tree.flatten((self.chain, self.states, self.adjoint))
         of = self.moves, tree
         solution, transposed = partial(_solve, *of), partial(_solve_transposed, *of)
         return LinearMap(solution, transposed, partial(_product, *of), partial(_part, *of)), known
+
+    @property
+    def initial(self) -> Leaves:
+        """Zeros, shaped like the initial state."""
+        return [jnp.zeros_like(z, shape=z.shape[1:]) for z in self.states]
+
+    @property
+    def indices(self) -> Array:
+        """Of the steps: int32."""
+        return jnp.arange(self.chain.length, dtype=jnp.int32)
+
+    def steps(self, index: Array, inputs: Leaves) -> TracedChain:
+        """Consecutive steps."""
+        chain, length = self.chain, len(index)
+        return dataclasses.replace(chain, inputs=inputs, length=length, offset=index[0])
+
+    def solver(self, name: Literal["forward", "backward"]) -> Callable[..., Any]:
+        """See `AdjointSolver`; of a chunk, or of all shards."""
+        solve, axis = getattr(type(self.adjoint), name), self.chain.axis
+        if not isinstance(axis, ChainSharding):
+            return partial(solve, self.adjoint)
+        out = axis.along if name == "forward" else (axis.along, P())
+        specs = P(), axis.along, axis.along, P()
+        return partial(on_shards, solve, self.adjoint, specs=specs, out=out)
+
+    def in_chunks(self, f: Callable[..., Any], reverse: bool = False) -> Callable[..., Any]:
+        """``f(carry, part)`` of all steps, chunk after chunk."""
+        chain, length = self.chain, self.chain.length
+        size = length if chain.axis.is_sharded else self.adjoint.chunk(chain)
+        if size >= length:
+            return f
+        return partial(scan_in_chunks, f, length=length, size=size, reverse=reverse)
 
 
 def _part(moves: Moves, tree: Any, given: Sequence[bool]) -> Part | None:
@@ -274,84 +301,26 @@ def _part(moves: Moves, tree: Any, given: Sequence[bool]) -> Part | None:
     return Part(map_, known, kept, [partition(kept, moves.initial), *of_arrays])
 
 
-class _System(NamedTuple):
-    """The linear system of the tangents of a chain.
-
-    Attributes:
-        moves: what is differentiated.
-        chain: with its arrays.
-        states: ``z_0 .. z_{L-1}``.
-        forward: see `AdjointSolver`; of a chunk, or of all shards.
-        backward: see `AdjointSolver`.
-        size: the steps of a chunk.
-    """
-
-    moves: Moves
-    chain: TracedChain
-    states: Leaves
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
-    size: int
-
-    @classmethod
-    def of(cls, moves: Moves, tree: Any, known: Leaves) -> Self:
-        """Of a chain, its states and its adjoint, of this structure and with these arrays."""
-        chain, states, adjoint = jax.tree.unflatten(tree, known)
-        if not chain.axis.is_sharded:
-            size = adjoint.chunk(chain)
-            return cls(moves, chain, states, adjoint.forward, adjoint.backward, size)
-        along, kind = chain.axis.along, type(adjoint)
-        specs = P(), along, along, P()
-        forward = partial(on_shards, kind.forward, adjoint, specs=specs, out=along)
-        backward = partial(on_shards, kind.backward, adjoint, specs=specs, out=(along, P()))
-        return cls(moves, chain, states, forward, backward, chain.length)
-
-    @property
-    def initial(self) -> Leaves:
-        """Zeros, shaped like the initial state."""
-        return [jnp.zeros_like(z, shape=z.shape[1:]) for z in self.states]
-
-    @property
-    def indices(self) -> Array:
-        """Of the steps: int32."""
-        return jnp.arange(self.chain.length, dtype=jnp.int32)
-
-    def steps(self, index: Array, inputs: Leaves) -> tuple[TracedChain, Put, Any]:
-        """Consecutive steps, as a chain, and as a function of its differentiated leaves."""
-        here = dataclasses.replace(self.chain, inputs=inputs, length=len(index), offset=index[0])
-
-        def put(x: Leaves, c: Leaves) -> TracedChain:
-            return self.moves.put(here, x, c)
-
-        return here, put, self.moves.of(here)[1:]
-
-    def in_chunks(self, f: Callable[..., Any], reverse: bool = False) -> Callable[..., Any]:
-        """``f(carry, part)`` of all steps, chunk after chunk."""
-        length, size = self.chain.length, self.size
-        if size >= length:
-            return f
-        return partial(scan_in_chunks, f, length=length, size=size, reverse=reverse)
-
-
 def _product(moves: Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
     """``A_l t_{l-1}`` and the terms of ``v``."""
-    system, (t, (dz, dx, dc)) = _System.of(moves, tree, known), x
-    _, put, primals = system.steps(system.indices, system.chain.inputs)
+    system, (t, (dz, dx, dc)) = _Equations(moves, *jax.tree.unflatten(tree, known)), x
+    here = system.steps(system.indices, system.chain.inputs)
     starts = system.chain.before(moves.enter(system.initial, dz), t)
-    both = (system.states, *primals), (starts, dx, dc)
-    found: Leaves = jax.jvp(lambda z, x, c: put(x, c)(z), *both)[1]
+    both = (system.states, *moves.of(here)[1:]), (starts, dx, dc)
+    found: Leaves = jax.jvp(lambda z, x, c: moves.put(here, x, c)(z), *both)[1]
     return found
 
 
 def _solve(moves: Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
     """The tangents."""
-    system, (b, (dz, dx, dc)) = _System.of(moves, tree, known), x
+    system, (b, (dz, dx, dc)) = _Equations(moves, *jax.tree.unflatten(tree, known)), x
 
     def chunk(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
         index, z, inputs, b, dx = part
-        here, put, primals = system.steps(index, inputs)
-        driven = jax.jvp(lambda x, c: put(x, c)(z), primals, (dx, dc))[1]
-        t = system.forward(here, z, add(b, driven), enter)
+        here = system.steps(index, inputs)
+        both = moves.of(here)[1:], (dx, dc)
+        driven = jax.jvp(lambda x, c: moves.put(here, x, c)(z), *both)[1]
+        t = system.solver("forward")(here, z, add(b, driven), enter)
         return [leaf[-1] for leaf in t], t
 
     parts = system.indices, system.states, system.chain.inputs, b, dx
@@ -361,14 +330,14 @@ def _solve(moves: Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -
 
 def _solve_transposed(moves: Moves, tree: Any, known: Leaves, g: Leaves) -> tuple[Leaves, Tangents]:
     """The adjoint states, and the cotangents of ``v``."""
-    system = _System.of(moves, tree, known)
+    system = _Equations(moves, *jax.tree.unflatten(tree, known))
 
     def chunk(carry: Any, part: Any) -> tuple[Any, tuple[Leaves, Leaves]]:
         enter, totals = carry
         index, z, inputs, g = part
-        here, put, primals = system.steps(index, inputs)
-        lam, leave = system.backward(here, z, g, enter)
-        pull = pullback(lambda x, c: put(x, c)(z), *primals)
+        here = system.steps(index, inputs)
+        lam, leave = system.solver("backward")(here, z, g, enter)
+        pull = pullback(lambda x, c: moves.put(here, x, c)(z), *moves.of(here)[1:])
         from_x, from_c = each(pull)(lam)
         return (leave, add(totals, from_c)), (lam, from_x)
 

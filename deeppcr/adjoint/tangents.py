@@ -14,7 +14,6 @@ of all ``u_l`` on its way, and then one product for the gradients of all arrays.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import filterfalse
 from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
@@ -30,7 +29,16 @@ from deeppcr.chain.trace import on_no_mesh
 from deeppcr.lower import as_products, bounded, own_filters
 from deeppcr.programs.cut_first import evaluate, opened
 from deeppcr.programs.retrace import with_literals
-from depth.jaxprs import Program, bind, called, constants_of, interpret, is_literal, moved_by
+from depth.jaxprs import (
+    Program,
+    bind,
+    called,
+    constants_of,
+    interpret,
+    is_literal,
+    moved_by,
+    read_by,
+)
 from depth.primitives import primitive
 
 _FOUND: WeakKeyDictionary[Step, dict[Any, "StepTangents"]] = WeakKeyDictionary()
@@ -47,18 +55,6 @@ class _Variables(NamedTuple):
     dc: Sequence[Any]
 
 
-class _Halves(NamedTuple):
-    """The two programs, F and G.
-
-    Attributes:
-        between: the variables ``u``.
-        own: the results of convolutions in G with filters of their own in each step.
-    """
-
-    between: Sequence[Any]
-    own: frozenset[Any]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepTangents:
     """The program of the tangents of a step.
@@ -69,15 +65,18 @@ class StepTangents:
             of the outputs.
         variables: of the program.
         kept: for each value that is kept, its equation and variable; None if it has none.
-        halves: None if an equation reads the tangent of a captured array with one of a state, as an
-            inner loop does: its cotangent would be one array for each step.
+        between: the variables ``u`` of the two programs, F and G. None if an equation reads the
+            tangent of a captured array with one of a state, as an inner loop does: its cotangent
+            would be one array for each step.
+        own: the results of convolutions in G with filters of their own in each step.
     """
 
     step: Step
     program: Program
     variables: _Variables
     kept: Sequence[tuple[Any, Any] | None]
-    halves: _Halves | None
+    between: Any
+    own: frozenset[Any]
 
     @classmethod
     def of(cls, step: Step, moves: Moves, in_halves: bool) -> Self:
@@ -110,12 +109,11 @@ class StepTangents:
 
     def pull_first(self, known: Known, t: Leaves, o: Leaves) -> tuple[Leaves, Leaves]:
         """``F^T (t, o)``, the cotangents of ``t`` and ``u``."""
-        between = self._halves.between
 
         def carried(t: Leaves, u: Leaves) -> tuple[Leaves, Leaves]:
-            return self._results(known, (*self.variables.t, *between), (*t, *u))
+            return self._results(known, (*self.variables.t, *self.between), (*t, *u))
 
-        shapes = _types(self.variables.t), _types(between)
+        shapes = _types(self.variables.t), _types(self.between)
         found: tuple[Leaves, Leaves] = jax.linear_transpose(carried, *shapes)((t, o))
         return found
 
@@ -123,13 +121,12 @@ class StepTangents:
         self, chain: TracedChain, states: Leaves
     ) -> Callable[[Leaves], tuple[Leaves, Leaves]]:
         """``G^T`` of all steps: from the cotangents of ``u`` those of ``dx`` and ``dc``."""
-        between, own = self._halves
         variables = *self.variables.dx, *self.variables.dc
-        rule = partial(bind, replace=as_products(own))
+        rule = partial(bind, replace=as_products(self.own))
 
         def one(z: Leaves, x: Leaves, dx: Leaves, c: Leaves, dc: Leaves) -> Leaves:
             known = {**self.known(z, x, c), **dict(zip(variables, (*dx, *dc), strict=True))}
-            return interpret(self.program, known, between, rule)
+            return interpret(self.program, known, self.between, rule)
 
         every = chain.axis.each(jax.vmap(one, in_axes=(0, 0, 0, None, None)), 3)
 
@@ -139,11 +136,6 @@ class StepTangents:
 
         of_x = [x.update(shape=(chain.length, *x.shape)) for x in _types(self.variables.dx)]
         return jax.linear_transpose(drive, of_x, _types(self.variables.dc))
-
-    @property
-    def _halves(self) -> _Halves:
-        assert self.halves is not None
-        return self.halves
 
     def _results(
         self, known: Known, variables: Sequence[Any], tangents: Sequence[Any]
@@ -184,21 +176,20 @@ def _traced(step: Step, moves: Moves, in_halves: bool) -> StepTangents:
     found = found._replace(outvars=found.outvars[: len(program.outvars)])
     made = {y: each for each in found.eqns for y in each.outvars} if values else {}
     kept = [None if is_literal(y) or y not in made else (made[y], y) for y in values]
-    halves = _halves(found, operands, len(c)) if in_halves else None
-    return StepTangents(step, found, operands, kept, halves)
+    between = _between(found, operands) if in_halves else None
+    shared = {*operands.primals[len(z) + len(x) :], *operands.dc}
+    own = own_filters(found._replace(outvars=between), shared) if between else frozenset()
+    return StepTangents(step, found, operands, kept, between, own)
 
 
-def _halves(program: Program, variables: _Variables, captured: int) -> _Halves | None:
+def _between(program: Program, variables: _Variables) -> list[Any] | None:
+    """See `StepTangents`."""
     by_state = moved_by(program, variables.t)
     by_rest = moved_by(program, [*variables.dx, *variables.dc]) - by_state
     loop = [each for each in program.eqns if not by_state.isdisjoint(each.outvars)]
     if any(_reads_whole(each, variables.dc) for each in loop):
         return None
-    read = (*(x for each in loop for x in each.invars), *program.outvars)
-    between = list(dict.fromkeys(x for x in filterfalse(is_literal, read) if x in by_rest))
-    primals = variables.primals
-    shared = {*primals[len(primals) - captured :], *variables.dc}
-    return _Halves(between, own_filters(program._replace(outvars=between), shared))
+    return [x for x in read_by(loop, program.outvars) if x in by_rest]
 
 
 def _reads_whole(equation: Any, arrays: Sequence[Any]) -> bool:

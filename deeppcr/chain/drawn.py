@@ -6,7 +6,6 @@ Newton's method and in the gradient.
 """
 
 import itertools
-from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -34,13 +33,14 @@ MOST_BYTES = 1 << 26  # of all steps: 64 MB; beyond it a step draws its own
 
 def drawn_first(step: Step, captured: Leaves, inputs: Leaves, length: int) -> tuple[Step, Leaves]:
     """The step that takes such numbers as more inputs, and these inputs; or the same step."""
-    program = step.jaxpr
-    numbers = _drawn(step)
+    program, first = step.jaxpr, _drawing(step)
+    numbers = first.outvars
     if not numbers or length * sum(map(nbytes, numbers)) > MOST_BYTES:
         return step, []
-    read = _read(program, numbers)
-    arrays = _of_read(program.invars[step.states :], inputs, read)
-    constants = _of_read(program.constvars, captured, read)
+    variables = [*program.invars[step.states :], *program.constvars]
+    values = dict(zip(variables, [*inputs, *captured], strict=True))
+    arrays = [values[x] for x in first.invars]
+    constants = [values[x] for x in first.constvars]
     if is_eager([*arrays, *constants]):
         drawn = compiled_once(_draw, step, arrays, constants)
     else:
@@ -50,9 +50,25 @@ def drawn_first(step: Step, captured: Leaves, inputs: Leaves, length: int) -> tu
     return extended(step, program, len(numbers)), drawn
 
 
-def _of_read(variables: Sequence[Any], values: Leaves, read: Collection[Any]) -> Leaves:
-    """The values of the variables that are ``read``."""
-    return [value for x, value in zip(variables, values, strict=True) if x in read]
+def _draw(step: Step, inputs: Leaves, captured: Leaves) -> Leaves:
+    """The numbers of all steps, from what their program reads."""
+    first = _drawing(step)
+
+    def one(inputs: Leaves) -> Leaves:
+        return interpret(first, first.known([*captured, *inputs]), first.outvars, bind)
+
+    drawn: Leaves = jax.vmap(one)(inputs)
+    return drawn
+
+
+def _drawing(step: Step) -> Program:
+    """The program of the numbers that the rest of a step reads, from what it reads itself."""
+    program, numbers = step.jaxpr, _drawn(step)
+    equations = needed(program, (), numbers)
+    read = read_by(equations)
+    constants = [x for x in program.constvars if x in read]
+    inputs = [x for x in program.invars[step.states :] if x in read]
+    return Program(constants, inputs, equations, numbers)
 
 
 def _drawn(step: Step) -> list[Any]:
@@ -64,7 +80,7 @@ def _drawn(step: Step) -> list[Any]:
     discrete = {x for x in program.invars[step.states :] if not _floats(x)}
     drawn: set[Any] = set()
     for equation in program.eqns:
-        atoms = read_by([equation]).keys()
+        atoms = set(read_by([equation]))
         if not atoms <= fixed | discrete | drawn or _acts(equation):
             continue
         if atoms <= fixed:
@@ -73,7 +89,7 @@ def _drawn(step: Step) -> list[Any]:
             drawn.update(equation.outvars)
         else:
             discrete.update(equation.outvars)
-    rest = (each for each in program.eqns if drawn.isdisjoint(each.outvars))
+    rest = [each for each in program.eqns if drawn.isdisjoint(each.outvars)]
     return [x for x in read_by(rest, program.outvars) if x in drawn]
 
 
@@ -96,24 +112,3 @@ def _draws(equation: Any) -> bool:
 def _with_inner(equation: Any) -> list[Any]:
     """The equation, and those of programs inside it."""
     return [equation, *itertools.chain.from_iterable(map(equations, inside(equation)))]
-
-
-def _read(program: Program, numbers: Sequence[Any]) -> Collection[Any]:
-    """The variables that the equations up to these numbers read."""
-    return read_by(needed(program, (), numbers))
-
-
-def _draw(step: Step, inputs: Leaves, captured: Leaves) -> Leaves:
-    """The numbers of all steps, from the ``inputs`` and the ``captured`` arrays that they read."""
-    program = step.jaxpr
-    numbers = _drawn(step)
-    read = _read(program, numbers)
-    variables = [x for x in program.invars[step.states :] if x in read]
-    constants = [x for x in program.constvars if x in read]
-
-    def one(inputs: Leaves) -> Leaves:
-        pairs = zip([*variables, *constants], [*inputs, *captured], strict=True)
-        return interpret(program, dict(pairs), numbers, bind)
-
-    drawn: Leaves = jax.vmap(one)(inputs)
-    return drawn

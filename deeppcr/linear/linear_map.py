@@ -25,7 +25,7 @@ from jax.interpreters import partial_eval as pe
 from deeppcr.arrays.avals import like, varying_axes
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.arrays.state import Leaves, add
-from deeppcr.programs.calls import Call
+from deeppcr.programs.calls import Call, Later
 from depth.jaxprs import without_constants
 
 Function = Callable[[Leaves, Any], Any]  # of ``known`` arrays and a pytree; it closes over none
@@ -59,7 +59,9 @@ class LinearMap:
     Attributes:
         apply: ``(known, (b, v)) -> y``, the solution of ``y = A y + D v + b``; ``b`` is like ``y``.
         transpose: ``(known, g) -> (lam, D^T lam)``.
-        product: ``(known, (y, v)) -> A y + D v``.
+        product: ``(known, (y, v)) -> A y + D v``. None: all derivatives but the transpose are those
+            of the program ``apply``, of any operand and result. The transpose, too, is no equation,
+            but a program; it takes None for cotangents that are zero, and may return None for such.
         part: the map of what the cotangents of some leaves of ``y`` reach; None if that is all of
             it. Other cotangents are zero: an array of zeros may meet an infinite derivative.
         precision: jax's default for products, wherever these functions are traced.
@@ -67,7 +69,7 @@ class LinearMap:
 
     apply: Function
     transpose: Function
-    product: Function
+    product: Function | None = None
     part: Callable[[Sequence[bool]], Part | None] = lambda _: None
     precision: Any = dataclasses.field(
         default_factory=lambda: jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
@@ -112,6 +114,7 @@ class _Role:
         ``along(f)``: the tangent of ``f(known)``.
         """
         product, zeros = self.map.product, jax.tree.map(jnp.zeros_like, (x, y))
+        assert product is not None
         if not self.is_transposed:
             (_, v), ((_, none), of_y) = x, zeros
             return (along(lambda known: product(known, (y, v))), none), of_y
@@ -121,15 +124,31 @@ class _Role:
         return of_g, (none, of_v)
 
 
-def solved(map_: LinearMap, known: Leaves, x: Any, is_transposed: bool = False) -> Any:
-    """``map_.apply(known, x)``, or its transpose, differentiable in both."""
+def solved(
+    map_: LinearMap, known: Leaves, x: Any, is_transposed: bool = False, shapes: Any = None
+) -> Any:
+    """``map_.apply(known, x)``, or its transpose, differentiable in both.
+
+    ``shapes``: the types of the results, if they are known. Then the program is traced when it is
+    read: most derivatives are only transposed.
+    """
     x = like(x, known, x)  # as the loop of a solution makes them vary
     f = map_.transpose if is_transposed else map_.apply
     # Of a new function each time, so that jax caches nothing for it.
-    with jax.default_matmul_precision(map_.precision):
-        closed, y = jax.make_jaxpr(partial(f), return_shape=True)(known, x)
-    role = _Role(map_, is_transposed, len(known), *map(jax.tree.structure, (x, y)))
-    leaves = linear_map_p.bind(*known, *jax.tree.leaves(x), call_jaxpr=closed, role=role)
+    trace: Any = jax.make_jaxpr(partial(f), return_shape=True)
+    types = jax.tree.map(jax.typeof, (known, x))
+
+    def later() -> Any:
+        with jax.default_matmul_precision(map_.precision):
+            return trace(*types)[0]
+
+    if shapes is None:
+        with jax.default_matmul_precision(map_.precision):
+            program, shapes = trace(*types)
+    else:
+        program = Later(later, jax.tree.leaves(shapes))
+    role = _Role(map_, is_transposed, len(known), *map(jax.tree.structure, (x, shapes)))
+    leaves = linear_map_p.bind(*known, *jax.tree.leaves(x), call_jaxpr=program, role=role)
     return jax.tree.unflatten(role.y, leaves)
 
 
@@ -138,9 +157,12 @@ class _Primitive(Call):
 
     def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
         role: _Role = params["role"]
-        results, count = self.bind(*primals, **params), role.known
-        known, of_x = list(primals[:count]), list(map(ad.instantiate_zeros, tangents[count:]))
+        count = role.known
         moves = [not isinstance(t, ad.Zero) for t in tangents[:count]]
+        if any(moves) and role.map.product is None:
+            return super()._push(primals, tangents, **params)
+        results = self.bind(*primals, **params)
+        known, of_x = list(primals[:count]), list(map(ad.instantiate_zeros, tangents[count:]))
         if not any(moves):
             return results, self.bind(*known, *of_x, **params)
 
@@ -158,8 +180,13 @@ class _Primitive(Call):
     def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
         role: _Role = params["role"]
         known, g = list(operands[: role.known]), list(map(ad.instantiate_zeros, cotangents))
-        part = role.part([not isinstance(cotangent, ad.Zero) for cotangent in cotangents])
-        if part:
+        given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
+        if role.map.product is None:
+            g = combine([None] * len(g), given, partition(cotangents, given))
+            with jax.default_matmul_precision(role.map.precision):
+                found = role.map.transpose(known, jax.tree.unflatten(role.y, g))
+            pulled = list(chain.from_iterable(found))
+        elif part := role.part(given):
             reached, left = [known[i] for i in part.known], part.operands
             found = solved(part.map, reached, partition(g, part.y), is_transposed=True)
             pulled = combine([None] * len(left), left, jax.tree.leaves(found))
@@ -172,6 +199,8 @@ class _Primitive(Call):
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
         role: _Role = params["role"]
+        if role.map.product is None:
+            return super()._map(operands, axes, names, params)
         known, x = list(operands[: role.known]), list(operands[role.known :])
         x = list(jax.vmap(lambda *leaves: leaves, axes[role.known :], **names)(*x))
         mapped = role.map.mapped(axes[: role.known], **names)
