@@ -3,8 +3,7 @@
 from deeppcr.diffusion.gaussian import Gaussian
 from deeppcr.diffusion.guidance import guided
 from deeppcr.diffusion.images import Inpaint
-from deeppcr.diffusion.planning import plan
-from deeppcr.diffusion.sampler import sample
+from deeppcr.diffusion.sampler import plan, sample
 from deeppcr.diffusion.schedule import Schedule
 
 __all__ = [

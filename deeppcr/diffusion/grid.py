@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -73,11 +74,8 @@ def solver_grid(
         stays: for flow matching and ramps the last step of "sigma_min" goes nowhere, as in
             diffusers.
     """
-    total, ramp, is_flow = (
-        config["num_train_timesteps"],
-        find_ramp(config),
-        config["use_flow_sigmas"],
-    )
+    total, is_flow = config["num_train_timesteps"], config["use_flow_sigmas"]
+    ramp = find_ramp(config)
     if config["prediction_type"] == "flow_prediction" and not is_flow:
         raise ValueError("prediction_type='flow_prediction' needs use_flow_sigmas=True.")
     trained = training_sigmas(config)
@@ -175,24 +173,19 @@ def _karras(first: float, last: float, steps: int) -> np.ndarray:
     return np.linspace(first ** (1 / 7), last ** (1 / 7), steps) ** 7
 
 
-def _exponential(first: float, last: float, steps: int) -> np.ndarray:
+def _exponential(first: float, last: float, steps: int, dtype: type = np.float64) -> np.ndarray:
     """Equal ratios, which are equal steps in log(alpha_t / sigma_t) (Lu et al., NeurIPS 2022)."""
-    return np.exp(np.linspace(np.log(first), np.log(last), steps))
+    ends = np.log(np.array([first, last], dtype)).astype(np.float64)
+    return np.exp(np.linspace(ends[0], ends[1], steps))
 
 
-def _lu(first: float, last: float, steps: int) -> np.ndarray:
-    """The same, from logarithms in float32, as diffusers keeps them."""
-    logarithms = np.log(np.array([first, last], np.float32)).astype(np.float64)
-    return np.exp(np.linspace(logarithms[0], logarithms[1], steps))
-
-
-def _beta(first: float, last: float, steps: int, shape: float = 0.6) -> np.ndarray:
+def _beta(first: float, last: float, steps: int) -> np.ndarray:
     """Quantiles of the distribution Beta(0.6, 0.6) (Lee et al., 2024, arXiv 2407.12173).
 
     By bisection. It is symmetric. Below 1/2, its integral is the series
     ``x^a sum_n (1-a)_n / n! x^n / (a + n)``.
     """
-    shares, n = np.linspace(1, 0, steps), np.arange(64.0)
+    shape, shares, n = 0.6, np.linspace(1, 0, steps), np.arange(64.0)
     factors = np.cumprod(np.append(1, (n[:-1] + 1 - shape) / n[1:])) / (shape + n)
     half = 0.5**shape * (factors * 0.5**n).sum()
     lower = np.minimum(shares, 1 - shares)
@@ -208,7 +201,7 @@ RAMPS: dict[str, Ramp] = {
     "use_karras_sigmas": _karras,
     "use_exponential_sigmas": _exponential,
     "use_beta_sigmas": _beta,
-    "use_lu_lambdas": _lu,
+    "use_lu_lambdas": partial(_exponential, dtype=np.float32),  # as diffusers keeps them
 }
 
 

@@ -23,16 +23,14 @@ def alphas_cumprod(config: Config) -> np.ndarray:
     return _products(_rescaled(betas) if config.get("rescale_betas_zero_snr") else betas)
 
 
-def alphas_cumprod_at(config: Config, times: np.ndarray, beyond: float = 1.0) -> np.ndarray:
-    """``[L]``, float64: ``alpha_t²`` at some times, and ``beyond`` where a time is negative."""
-    return np.where(times < 0, beyond, alphas_cumprod(config).astype(np.float64)[times])
+def alphas_cumprod_at(config: Config, times: np.ndarray) -> np.ndarray:
+    """``[L]``, float64: ``alpha_t²`` at some times.
 
-
-def last_alpha_cumprod(config: Config) -> float:
-    """``alpha_t²`` after the last step: 1, or that of the first training time."""
-    if config["set_alpha_to_one"]:
-        return 1.0
-    return float(alphas_cumprod_at(config, np.zeros(1, int))[0])
+    After the last step, where a time is negative, it is 1, or that of the first training time.
+    """
+    alphas = alphas_cumprod(config).astype(np.float64)
+    last = 1.0 if config.get("set_alpha_to_one", True) else alphas[0]
+    return np.where(times < 0, last, alphas[times])
 
 
 def levels(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,13 @@ from deeppcr.diffusion.schedulers import FIELDS_OF_DIFFUSERS, INSTEAD, SCHEDULER
 from deeppcr.diffusion.table import Table
 from deeppcr.extend import check_count, describe, did_you_mean
 
+# The flag of a configuration without which an option means nothing.
+NEEDS = {
+    "mu": "use_dynamic_shifting",
+    "image_seq_len": "use_dynamic_shifting",
+    "sigmas": "use_flow_sigmas",
+}
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Schedule:
@@ -94,12 +101,11 @@ class Schedule:
         scheduler = SCHEDULERS[name]
         fields = fill(found, scheduler.fields, name, FIELDS_OF_DIFFUSERS)
         check_count("image_seq_len", image_seq_len, "number of tokens of an image", optional=True)
-        given = {"eta": eta or None, "mu": mu, "image_seq_len": image_seq_len, "sigmas": sigmas}
-        given = {option: value for option, value in given.items() if value is not None}
+        options = {"eta": eta or None, "mu": mu, "image_seq_len": image_seq_len, "sigmas": sigmas}
+        given: Any = {option: value for option, value in options.items() if value is not None}
         _check_options(name, fields, given)
         if image_seq_len is not None:
-            del given["image_seq_len"]
-            given["mu"] = _find_mu(fields, image_seq_len)
+            given["mu"] = _find_mu(fields, given.pop("image_seq_len"))
         return cls(name, tuple((fields | fill(given, scheduler.options, name)).items()))
 
     def table(self, steps: int, start: int = 0) -> Table:
@@ -236,8 +242,6 @@ class Schedule:
 
 def _check_options(name: str, config: Config, given: Config) -> None:
     """Raise unless the options that are given are those that the scheduler takes."""
-    needs = {"mu": "use_dynamic_shifting", "image_seq_len": "use_dynamic_shifting"}
-    needs["sigmas"] = "use_flow_sigmas"
     for option, value in given.items():
         own = "mu" if option == "image_seq_len" else option
         if own not in SCHEDULERS[name].options:
@@ -246,9 +250,9 @@ def _check_options(name: str, config: Config, given: Config) -> None:
                 f"{option} is {describe(value)}, but {name} takes none: expected "
                 f"{0 if option == 'eta' else None}, or one of the schedulers {others}."
             )
-        if option in needs and not config.get(needs[option], True):
+        if option in NEEDS and not config.get(NEEDS[option], True):
             raise ValueError(
-                f"{option} is {describe(value)}, but {needs[option]} is False in the "
+                f"{option} is {describe(value)}, but {NEEDS[option]} is False in the "
                 "configuration: expected None, or True there."
             )
     shifts = given.keys() & {"mu", "image_seq_len"}

@@ -19,8 +19,6 @@ Without a correction, ``x0`` is folded into the other terms in float64.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import reduce
-from operator import add
 from typing import Any
 
 import jax
@@ -40,7 +38,7 @@ from deeppcr.diffusion.output import (
 from deeppcr.diffusion.terms import OUTPUT, Column, Terms, X
 
 Columns = dict[str, np.ndarray]
-Model = Callable[[Any, Any], Any]
+Model = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,7 +144,7 @@ def _combined(coefficients: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
     """The linear combination of what is known, in the dtype of ``x``."""
     x = known["x"]
     terms = [column * known[name].astype(column.dtype) for name, column in coefficients.items()]
-    return reduce(add, terms).astype(x.dtype) if terms else jnp.zeros_like(x)
+    return sum(terms[1:], start=terms[0]).astype(x.dtype) if terms else jnp.zeros_like(x)
 
 
 def tabulate(
@@ -173,7 +171,8 @@ def tabulate(
 
     correct = find_correction(config)
     p, q = original_from(config["prediction_type"], scale * alpha, scale * sigma)
-    predict, rows = scale * p * X + q * OUTPUT, {}
+    predict = scale * p * X + q * OUTPUT
+    rows = {}
     for name, terms in update.items():
         row = Terms(terms)
         if correct is None:

@@ -5,9 +5,6 @@
 Coefficients are numbers, or arrays ``[L]`` with one for each step.
 """
 
-from collections.abc import Iterable
-from functools import reduce
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -39,30 +36,9 @@ def term(name: str) -> Terms:
 X, OUTPUT, X0, NOISE = map(term, ("x", "m", "x0", "noise"))
 
 
-def total(terms: Iterable[Terms]) -> Terms:
-    """The sum."""
-    return reduce(add, terms, Terms())
-
-
 def by_step(rows: list[Terms]) -> Terms:
     """One combination for all steps, from those of single steps."""
-    names: dict[str, Any] = {}
-    for row in rows:
-        names.update(row)
     columns = Terms()
-    for name in names:
+    for name in sum(rows, Terms()):
         columns[name] = np.array([row.get(name, 0.0) for row in rows])
     return columns
-
-
-def multistep(start: Terms, weights: np.ndarray, y: Terms) -> dict[str, Terms]:
-    """The update of a linear multistep method: ``x' = start + w_0 y + w_1 y_1 + ..``.
-
-    Args:
-        start: the other terms.
-        weights: ``[L, n]``, those of ``y`` at this step and at the ``n - 1`` before it.
-        y: a combination of this step's terms, which is remembered.
-    """
-    known = [y, *(term(f"y{i}") for i in range(1, weights.shape[1]))]
-    update = {"x": start + total(w * each for w, each in zip(weights.T, known, strict=True))}
-    return update | {f"y{i}": before for i, before in enumerate(known[:-1], 1)}

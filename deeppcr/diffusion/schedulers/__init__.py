@@ -8,15 +8,12 @@ from collections.abc import Callable, Mapping
 
 from deeppcr.diffusion.config import Config, Field, count, fields_of, number, numbers, one_of
 from deeppcr.diffusion.schedulers.ddpm import ddim, ddpm, lcm
-from deeppcr.diffusion.schedulers.deis import deis
-from deeppcr.diffusion.schedulers.dpm_solver import dpm_solver
+from deeppcr.diffusion.schedulers.dpm_solver import deis, dpm_solver
 from deeppcr.diffusion.schedulers.euler import euler, euler_ancestral, heun, lms
 from deeppcr.diffusion.schedulers.flow_match import flow_match
 from deeppcr.diffusion.schedulers.pndm import pndm
 from deeppcr.diffusion.schedulers.unipc import unipc
 from deeppcr.diffusion.table import Table
-
-Fields = Mapping[str, Field]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +28,8 @@ class Scheduler:
     """
 
     table: Callable[[Config, int], Table]
-    fields: Fields
-    options: Fields = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, Field]
+    options: Mapping[str, Field] = dataclasses.field(default_factory=dict)
     calls: int = 1
 
 
@@ -109,111 +106,105 @@ DDPM = Scheduler(
     | _clip(True)
     | fields_of(variance_type=(*VARIANCES, "learned_range")),
 )
-DEIS = Scheduler(
-    deis,
-    IN_LAMBDA
-    | fields_of(
-        solver_order=count(2, most=3),
-        algorithm_type=_values("deis", like_the_first=("dpmsolver", "dpmsolver++")),
-        solver_type=_values("logrho", like_the_first=("midpoint", "heun", "bh1", "bh2")),
-    ),
-    options=MU,
-)
 DPM_SOLVERS = ("dpmsolver++", "dpmsolver", "sde-dpmsolver", "sde-dpmsolver++")
-DPM_SOLVER = Scheduler(
-    dpm_solver,
-    IN_LAMBDA
-    | ZERO_SNR
-    | FINAL
-    | fields_of(
-        solver_order=count(2, most=3),
-        algorithm_type=_values(*DPM_SOLVERS, like_the_first=("deis",)),
-        solver_type=_values("midpoint", "heun", like_the_first=("logrho", "bh1", "bh2")),
-        euler_at_final=False,
-        use_lu_lambdas=False,
-        lambda_min_clipped=-float("inf"),
-        variance_type=(None, "learned", "learned_range"),
-    ),
-    options=MU,
-)
-UNIPC = Scheduler(
-    unipc,
-    IN_LAMBDA
-    | ZERO_SNR
-    | FINAL
-    | LIMITS
-    | fields_of(
-        solver_order=2,
-        predict_x0=True,
-        solver_type=_values("bh2", "bh1", like_the_first=("midpoint", "heun", "logrho")),
-        disable_corrector=numbers(()),
-        solver_p=(None,),
-        shift_terminal=None,
-    ),
-    options=MU | SIGMAS,
-)
-EULER = Scheduler(
-    euler,
-    BETAS
-    | ZERO_SNR
-    | IN_SIGMA
-    | FINAL
-    | LIMITS
-    | fields_of(
-        interpolation_type=("linear", "log_linear"), timestep_type=("discrete", "continuous")
-    ),
-)
-EULER_ANCESTRAL = Scheduler(euler_ancestral, BETAS | ZERO_SNR | LINSPACE | NOISE_PREDICTION)
-FLOW_MATCH_EULER = Scheduler(
-    flow_match,
-    RAMPS
-    | fields_of(
-        num_train_timesteps=1000,
-        shift=1.0,
-        use_dynamic_shifting=False,
-        base_shift=number(0.5, optional=True),
-        max_shift=number(1.15, optional=True),
-        base_image_seq_len=256,
-        max_image_seq_len=4096,
-        time_shift_type=("exponential", "linear"),
-        invert_sigmas=False,
-        shift_terminal=None,
-        stochastic_sampling=False,
-    ),
-    options=MU | SIGMAS,
-)
-HEUN = Scheduler(heun, _betas("exp", start=0.00085, end=0.012) | IN_SIGMA | _clip(False), calls=2)
-LCM = Scheduler(
-    lcm,
-    _betas(start=0.00085, end=0.012, schedule="scaled_linear")
-    | ORIGINAL
-    | _clip(False)
-    | fields_of(original_inference_steps=50, set_alpha_to_one=True, timestep_scaling=10.0),
-)
-LMS = Scheduler(lms, BETAS | IN_SIGMA)
-PNDM = Scheduler(
-    pndm,
-    BETAS
-    | _times("leading")
-    | NOISE_PREDICTION
-    | fields_of(skip_prk_steps=False, set_alpha_to_one=False),
-)
 
 SCHEDULERS = {
     "DDIMParallelScheduler": DDIM,
     "DDIMScheduler": DDIM,
     "DDPMParallelScheduler": DDPM,
     "DDPMScheduler": DDPM,
-    "DEISMultistepScheduler": DEIS,
-    "DPMSolverMultistepScheduler": DPM_SOLVER,
-    "EulerAncestralDiscreteScheduler": EULER_ANCESTRAL,
-    "EulerDiscreteScheduler": EULER,
-    "FlowMatchEulerDiscreteScheduler": FLOW_MATCH_EULER,
-    "HeunDiscreteScheduler": HEUN,
-    "LCMScheduler": LCM,
-    "LMSDiscreteScheduler": LMS,
-    "PNDMScheduler": PNDM,
-    "UniPCMultistepScheduler": UNIPC,
+    "DEISMultistepScheduler": Scheduler(
+        deis,
+        IN_LAMBDA
+        | fields_of(
+            solver_order=count(2, most=3),
+            algorithm_type=_values("deis", like_the_first=("dpmsolver", "dpmsolver++")),
+            solver_type=_values("logrho", like_the_first=("midpoint", "heun", "bh1", "bh2")),
+        ),
+        options=MU,
+    ),
+    "DPMSolverMultistepScheduler": Scheduler(
+        dpm_solver,
+        IN_LAMBDA
+        | ZERO_SNR
+        | FINAL
+        | fields_of(
+            solver_order=count(2, most=3),
+            algorithm_type=_values(*DPM_SOLVERS, like_the_first=("deis",)),
+            solver_type=_values("midpoint", "heun", like_the_first=("logrho", "bh1", "bh2")),
+            euler_at_final=False,
+            use_lu_lambdas=False,
+            lambda_min_clipped=-float("inf"),
+            variance_type=(None, "learned", "learned_range"),
+        ),
+        options=MU,
+    ),
+    "EulerAncestralDiscreteScheduler": Scheduler(
+        euler_ancestral, BETAS | ZERO_SNR | LINSPACE | NOISE_PREDICTION
+    ),
+    "EulerDiscreteScheduler": Scheduler(
+        euler,
+        BETAS
+        | ZERO_SNR
+        | IN_SIGMA
+        | FINAL
+        | LIMITS
+        | fields_of(
+            interpolation_type=("linear", "log_linear"), timestep_type=("discrete", "continuous")
+        ),
+    ),
+    "FlowMatchEulerDiscreteScheduler": Scheduler(
+        flow_match,
+        RAMPS
+        | fields_of(
+            num_train_timesteps=1000,
+            shift=1.0,
+            use_dynamic_shifting=False,
+            base_shift=number(0.5, optional=True),
+            max_shift=number(1.15, optional=True),
+            base_image_seq_len=256,
+            max_image_seq_len=4096,
+            time_shift_type=("exponential", "linear"),
+            invert_sigmas=False,
+            shift_terminal=None,
+            stochastic_sampling=False,
+        ),
+        options=MU | SIGMAS,
+    ),
+    "HeunDiscreteScheduler": Scheduler(
+        heun, _betas("exp", start=0.00085, end=0.012) | IN_SIGMA | _clip(False), calls=2
+    ),
+    "LCMScheduler": Scheduler(
+        lcm,
+        _betas(start=0.00085, end=0.012, schedule="scaled_linear")
+        | ORIGINAL
+        | _clip(False)
+        | fields_of(original_inference_steps=50, set_alpha_to_one=True, timestep_scaling=10.0),
+    ),
+    "LMSDiscreteScheduler": Scheduler(lms, BETAS | IN_SIGMA),
+    "PNDMScheduler": Scheduler(
+        pndm,
+        BETAS
+        | _times("leading")
+        | NOISE_PREDICTION
+        | fields_of(skip_prk_steps=False, set_alpha_to_one=False),
+    ),
+    "UniPCMultistepScheduler": Scheduler(
+        unipc,
+        IN_LAMBDA
+        | ZERO_SNR
+        | FINAL
+        | LIMITS
+        | fields_of(
+            solver_order=2,
+            predict_x0=True,
+            solver_type=_values("bh2", "bh1", like_the_first=("midpoint", "heun", "logrho")),
+            disable_corrector=numbers(()),
+            solver_p=(None,),
+            shift_terminal=None,
+        ),
+        options=MU | SIGMAS,
+    ),
 }
 
 # Schedulers of diffusers that are not here, and one that samples the same models.

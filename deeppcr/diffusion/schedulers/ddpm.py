@@ -29,7 +29,7 @@ import numpy as np
 
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import integer_times
-from deeppcr.diffusion.noise import alphas_cumprod_at, beta_between, last_alpha_cumprod, levels
+from deeppcr.diffusion.noise import alphas_cumprod_at, beta_between, levels
 from deeppcr.diffusion.output import original_from
 from deeppcr.diffusion.table import Table, tabulate
 from deeppcr.diffusion.terms import NOISE, OUTPUT, X0, X
@@ -66,10 +66,9 @@ def ddpm(config: Config, steps: int) -> Table:
 def ddim(config: Config, steps: int) -> Table:
     """The table of DDIM."""
     times = integer_times(config, steps)
-    last = last_alpha_cumprod(config)
-    here = alphas_cumprod_at(config, times, last)
+    here = alphas_cumprod_at(config, times)
     # As in diffusers, the next time is one stride of "leading" spacing away for every spacing.
-    there = alphas_cumprod_at(config, times - config["num_train_timesteps"] // steps, last)
+    there = alphas_cumprod_at(config, times - config["num_train_timesteps"] // steps)
     alpha, sigma = levels(here)
     p, q = original_from(config["prediction_type"], alpha, sigma)
     s = config["eta"] * np.sqrt((1 - there) / (1 - here) * beta_between(here, there))

@@ -1,4 +1,4 @@
-"""DPM-Solver, multistep (Lu et al., NeurIPS 2022; and ++, 2022, arXiv 2211.01095).
+"""DPM-Solver, multistep (Lu et al., NeurIPS 2022; and ++, 2022, arXiv 2211.01095), and DEIS.
 
 It is exact for a polynomial ``y`` in ``lambda = log(alpha / sigma)``: ``x0`` (++), or the noise
 that the model predicts. With ``h`` the step in lambda, and ``k = h``, or ``2 h`` for the stochastic
@@ -15,14 +15,19 @@ the second order or the third, in units of ``h``. Their factors are
 
 and for the second order, "midpoint" takes half of the factor of ``D0`` for that of ``D1``. ``s`` is
 0, or the deviation that keeps the variance.
+
+DEIS in log(rho) (Zhang and Chen, ICLR 2023, section 3.2) integrates the polynomial through the
+noise at this step and those before it, where ``log(rho) = -lambda``. That is the second form with
+``2 g2`` in place of ``g2``.
 """
 
 import numpy as np
 
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import solver_grid
+from deeppcr.diffusion.schedulers.multistep import find_orders, multistep
 from deeppcr.diffusion.table import Table, tabulate
-from deeppcr.diffusion.terms import NOISE, X0, X, multistep
+from deeppcr.diffusion.terms import NOISE, X0, X
 
 FEW_STEPS = 15  # lower_order_final counts below this
 LEAST_STEP = 1e-12  # in lambda: the last step may end where it begins, but for rounding
@@ -31,8 +36,7 @@ LEAST_STEP = 1e-12  # in lambda: the last step may end where it begins, but for 
 def dpm_solver(config: Config, steps: int) -> Table:
     """The table of DPM-Solver."""
     kind = config["algorithm_type"]
-    is_sde, predicts_sample = kind.startswith("sde"), kind.endswith("++")
-    if not predicts_sample and config["final_sigmas_type"] == "zero":
+    if not kind.endswith("++") and config["final_sigmas_type"] == "zero":
         raise ValueError(
             f"algorithm_type={kind!r} with final_sigmas_type='zero': its last step is unbounded; "
             f"expected final_sigmas_type='sigma_min', or algorithm_type='{kind}++'."
@@ -43,13 +47,31 @@ def dpm_solver(config: Config, steps: int) -> Table:
             "algorithm_type='sde-dpmsolver++'."
         )
     cut = config["beta_schedule"] == "squaredcos_cap_v2"
-    times, alpha, sigma = solver_grid(config, steps, cut=cut)
+    orders = find_orders(config, steps, FEW_STEPS)
+    if config["euler_at_final"] or config["final_sigmas_type"] == "zero":
+        orders[-1] = 1
+    return _tabulate(config, *solver_grid(config, steps, cut=cut), orders)
+
+
+def deis(config: Config, steps: int) -> Table:
+    """The table of DEIS."""
+    least = {**config, "final_sigmas_type": "sigma_min"}
+    orders = find_orders(config, steps, FEW_STEPS)
+    return _tabulate(least, *solver_grid(least, steps, stays=True), orders)
+
+
+def _tabulate(
+    config: Config, times: np.ndarray, alpha: np.ndarray, sigma: np.ndarray, orders: np.ndarray
+) -> Table:
+    """The table of steps of these orders, between these levels."""
+    kind = config["algorithm_type"]
+    is_sde = kind.startswith("sde")
     alpha, alpha_there = alpha[:-1], alpha[1:]
     sigma, sigma_there = sigma[:-1], sigma[1:]
     h = np.log(alpha_there / alpha * sigma / sigma_there)
     h[-1] = LEAST_STEP if abs(h[-1]) < LEAST_STEP else h[-1]
     k = 2 * h if is_sde else h
-    if predicts_sample:
+    if kind.endswith("++"):
         keep = sigma_there / sigma * (np.exp(-h) if is_sde else 1.0)
         # For the stochastic form, diffusers subtracts the half of f2, which the paper adds.
         half = -0.5 if is_sde else 0.5
@@ -62,29 +84,14 @@ def dpm_solver(config: Config, steps: int) -> Table:
         y = X0
     else:
         keep = alpha_there / alpha
-        factors = (np.expm1(h), (np.expm1(h) - h) / h, (np.expm1(h) - h) / h**2 - 0.5)
+        third = 2.0 if kind == "deis" else 1.0
+        factors = (np.expm1(h), (np.expm1(h) - h) / h, third * ((np.expm1(h) - h) / h**2 - 0.5))
         gain, noise = -(k / h) * sigma_there, np.sqrt(np.expm1(2 * h))
         y = 1 / sigma * (X - alpha * X0)
-    weights = _weights(_orders(config, steps), h, factors, config["solver_type"])
+    weights = _weights(orders, h, factors, config["solver_type"])
     start = keep * X + (sigma_there * noise if is_sde else 0.0) * NOISE
     update = multistep(start, gain[:, None] * weights, y)
     return tabulate(config, times, alpha, sigma, update)
-
-
-def steps_known(config: Config, steps: int) -> np.ndarray:
-    """``[L]``: how many steps a multistep method knows, with this one: the first is ``start``."""
-    return np.maximum(np.arange(steps) + 1 - config["start"], 1)
-
-
-def _orders(config: Config, steps: int) -> np.ndarray:
-    """``[L]``: the orders of the steps: lower ones at the start, and perhaps at the end."""
-    orders = np.minimum(steps_known(config, steps), config["solver_order"])
-    few = config["lower_order_final"] and steps < FEW_STEPS
-    if few:
-        orders[-2:-1] = np.minimum(orders[-2:-1], 2)
-    if config["euler_at_final"] or few or config["final_sigmas_type"] == "zero":
-        orders[-1] = 1
-    return orders
 
 
 def _weights(

@@ -25,13 +25,13 @@ diffusers.
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.polynomial import Polynomial
 
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import continuous_grid
 from deeppcr.diffusion.noise import alpha_sigma
+from deeppcr.diffusion.schedulers.multistep import exact_weights, multistep
 from deeppcr.diffusion.table import Table, tabulate
-from deeppcr.diffusion.terms import NOISE, X0, Terms, X, multistep, term
+from deeppcr.diffusion.terms import NOISE, X0, Terms, X, term
 
 ORDER = 4
 
@@ -98,18 +98,9 @@ def lms(config: Config, steps: int) -> Table:
     times, sigmas = continuous_grid(config, steps)
     here, weights = sigmas[:-1], np.zeros((steps, ORDER))
     for step in range(steps):
-        nodes = sigmas[step - np.arange(min(step + 1, ORDER))] - sigmas[step]
-        for j, polynomial in enumerate(lagrange(nodes)):
-            weights[step, j] = polynomial.integ()(sigmas[step + 1] - sigmas[step])
+        powers = np.arange(1, min(step + 1, ORDER) + 1)
+        moments = (sigmas[step + 1] - sigmas[step]) ** powers / powers  # integrals of 1, u, u², ..
+        nodes = sigmas[step + 1 - powers] - sigmas[step]
+        weights[step, : len(nodes)] = exact_weights(nodes, moments)
     update = multistep(X, weights, 1 / here * (X - X0))
     return _tabulate(config, times, sigmas, here, update)
-
-
-def lagrange(nodes: np.ndarray) -> list[Polynomial]:
-    """The polynomials that are 1 at one of the nodes and 0 at the others."""
-    found = []
-    for j, node in enumerate(nodes):
-        others = np.delete(nodes, j)
-        numerator = Polynomial.fromroots(others) if len(others) else Polynomial([1.0])
-        found.append(numerator * (1 / np.prod(node - others)))
-    return found

@@ -17,9 +17,9 @@ import numpy as np
 
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import integer_times
-from deeppcr.diffusion.noise import alphas_cumprod_at, last_alpha_cumprod, levels
+from deeppcr.diffusion.noise import alphas_cumprod_at, levels
 from deeppcr.diffusion.table import Table, tabulate
-from deeppcr.diffusion.terms import OUTPUT, Terms, X, by_step, term, total
+from deeppcr.diffusion.terms import OUTPUT, Terms, X, by_step, term
 
 OUTPUTS = (OUTPUT, *map(term, ("m1", "m2", "m3")))  # of this call, and of those before
 START, STAGES = term("start"), term("stages")
@@ -81,9 +81,8 @@ def pndm(config: Config, steps: int) -> Table:
         )
     output = by_step([call.output for call in calls])
     start = by_step([call.start for call in calls])
-    last = last_alpha_cumprod(config)
-    here = alphas_cumprod_at(config, begins, last)
-    there = alphas_cumprod_at(config, ends, last)
+    here = alphas_cumprod_at(config, begins)
+    there = alphas_cumprod_at(config, ends)
     alpha, sigma = levels(here)
     keep = np.sqrt(there / here)
     is_v = config["prediction_type"] == "v_prediction"
@@ -134,4 +133,5 @@ def _runge_kutta(times: np.ndarray, stride: int) -> list[Call]:
 
 
 def _adams_bashforth(order: int) -> Terms:
-    return total(w * output for w, output in zip(WEIGHTS[order - 1], OUTPUTS, strict=False))
+    products = [w * output for w, output in zip(WEIGHTS[order - 1], OUTPUTS, strict=False)]
+    return sum(products, Terms())

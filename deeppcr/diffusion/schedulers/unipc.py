@@ -18,9 +18,9 @@ import numpy as np
 
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import solver_grid
-from deeppcr.diffusion.schedulers.dpm_solver import steps_known
+from deeppcr.diffusion.schedulers.multistep import exact_weights, find_orders
 from deeppcr.diffusion.table import Table, tabulate
-from deeppcr.diffusion.terms import X0, Terms, X, by_step, term, total
+from deeppcr.diffusion.terms import X0, Terms, X, by_step, term
 
 
 def unipc(config: Config, steps: int) -> Table:
@@ -36,10 +36,7 @@ def unipc(config: Config, steps: int) -> Table:
     even = np.linspace(1, 1 / config["num_train_timesteps"], steps + 1)[:-1]
     times, alpha, sigma = solver_grid(config, steps, even, stays=True)
     lambdas = np.log(alpha / sigma)
-    known = steps_known(config, steps)
-    orders = np.minimum(known, order)
-    if config["lower_order_final"]:
-        orders = np.minimum(orders, steps - np.arange(steps))
+    orders = find_orders(config, steps)
 
     def go(step: int, start: Terms, ys: list[Terms], end: Terms | None = None) -> Terms:
         """From one sigma to the next, with ``y`` there and at the steps before; or at the end."""
@@ -52,15 +49,15 @@ def unipc(config: Config, steps: int) -> Table:
             ratios, others = np.append(ratios, 1.0), [*others, end]
         size, weights = _weights(ratios, k, config["solver_type"])
         pairs = zip(weights / ratios, others, strict=True)
-        differences = total(weight * (other - y) for weight, other in pairs)
-        return keep * start - gain * (math.expm1(k) * y + size * differences)
+        differences = [weight * (other - y) for weight, other in pairs]
+        return keep * start - gain * (math.expm1(k) * y + size * sum(differences, Terms()))
 
     outputs, rows, starts = [], [], []
     before = [term(f"y{i}") for i in range(1, order + 1)]
     for step in range(steps):
         output = X0 if predicts_sample else 1 / sigma[step] * (X - alpha[step] * X0)
         start = X
-        if known[step] > 1 and step - 1 not in config["disable_corrector"]:
+        if step > config["start"] and step - 1 not in config["disable_corrector"]:
             start = go(step - 1, term("start"), before, output)
         rows.append(go(step, start, [output, *before]))
         starts.append(start)
@@ -74,13 +71,10 @@ def unipc(config: Config, steps: int) -> Table:
 def _weights(ratios: np.ndarray, k: float, solver_type: str) -> tuple[float, np.ndarray]:
     """``B``, and the weights ``w`` for which the formula is exact for polynomials."""
     size = k if solver_type == "bh1" else math.expm1(k)
-    if len(ratios) == 0:
-        return 0.0, ratios
     if len(ratios) == 1:
         return size, np.array([0.5])
     moments, phi = [], math.expm1(k) / k - 1  # k phi_2(k), k² phi_3(k), ..
     for i in range(1, len(ratios) + 1):
         moments.append(phi * math.factorial(i) / size)
         phi = phi / k - 1 / math.factorial(i + 1)
-    powers = np.vander(ratios, increasing=True).T
-    return size, np.linalg.solve(powers, np.array(moments))
+    return size, exact_weights(ratios, np.array(moments))
