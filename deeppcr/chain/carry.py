@@ -28,7 +28,6 @@ from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.same_state import is_weak, with_weak_type
 from deeppcr.chain.step import Extended, Step
 from deeppcr.checks import named_after
-from deeppcr.lower import is_eager
 from deeppcr.programs.cut_first import evaluate
 from depth.dependence import dependence
 
@@ -101,10 +100,7 @@ class Carry:
         read = tuple(i for i in range(len(inputs)) if count + i in sources)
         arrays = lax.stop_gradient((captured, self.initial, [inputs[i] for i in read]))
         static = step, indices, read, length, reverse
-        if is_eager(jax.tree.leaves(arrays)):
-            last, before = compiled_once(_run_ahead, static, *arrays)
-        else:
-            last, before = _run_ahead(static, *arrays)
+        last, before = compiled_once(_run_ahead, static, *arrays)
         return dataclasses.replace(self, before=before, last=last)
 
     def unknown(self, length: int) -> Self:
@@ -174,7 +170,7 @@ class Carry:
 
     def value(self, last: Leaves) -> Any:
         """The carry after the last step, of the last state."""
-        return self._after(self.join(last, self.last), lambda leaf: leaf)
+        return self._after(last, self.last)
 
     def trajectory(self, states: Leaves, length: int) -> Any:
         """The carry after each step, of all states."""
@@ -182,15 +178,15 @@ class Carry:
             jnp.concatenate([before[1:], last[None]])
             for before, last in zip(self.before, self.last, strict=True)
         ]
-        after = self.join(states, driven)
-        return self._after(after, lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)))
+        return self._after(states, driven, length)
 
-    def _after(self, carry: Any, repeat: Callable[[Any], Any]) -> Any:
-        """A carry, with the leaves that every step returns unchanged."""
-        rows = zip(jax.tree.leaves(carry), self.initial, self.returned, self.weak, strict=True)
+    def _after(self, state: Leaves, driven: Leaves, *length: int) -> Any:
+        """A carry after one step or ``length``, with the leaves that these return unchanged."""
+        carry = jax.tree.leaves(self.join(state, driven))
+        rows = zip(carry, self.initial, self.returned, self.weak, strict=True)
         leaves = [
-            with_weak_type(repeat(initial) if same else leaf, weak)
-            for leaf, initial, same, weak in rows
+            with_weak_type(jnp.broadcast_to(z, (*length, *z.shape)) if same else leaf, weak)
+            for leaf, z, same, weak in rows
         ]
         return jax.tree.unflatten(self.tree, leaves)
 

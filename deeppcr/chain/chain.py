@@ -5,10 +5,9 @@ its steps at once. All code below the api works on it.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -223,37 +222,19 @@ def with_outputs(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], tuple[
     return named_after(step)(lambda state, inputs: (step(state, inputs), None))
 
 
-class View(NamedTuple):
-    """What the chain makes of the user's step, one of several views, each of the last.
-
-    Attributes:
-        wrap: takes a function with the signature of the step to one that also takes ``inputs``.
-        inputs: leaves ``[L, ...]``.
-    """
-
-    wrap: Callable[[Any], Any]
-    inputs: Leaves
-
-
-def _as_it_is(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return f
-
-
 def _without_added(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """``f`` as a step that ignores the inputs added to its own."""
     return named_after(f)(lambda state, inputs: f(state, inputs.users))
 
 
-def _through(views: Sequence[View], f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The step of the chain: what the views make of ``f``."""
-    for view in views:
-        f = view.wrap(f)
+def _through(views: Sequence[Adapt], f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """What the chain makes of ``f``, a function with the signature of the user's step.
+
+    Each of the views takes the function of the last one to another. It may take more inputs.
+    """
+    for wrap in views:
+        f = wrap(f)
     return f
-
-
-def _inputs(views: Sequence[View]) -> Leaves:
-    """All inputs of the step of the chain."""
-    return list(itertools.chain.from_iterable(view.inputs for view in views))
 
 
 def trace_carry(
@@ -264,19 +245,20 @@ def trace_carry(
     batch_ndim: int,
     name: str,
     reverse: bool = False,
-    adapt: Adapt = _as_it_is,
+    adapt: Adapt | None = None,
 ) -> tuple[TracedChain, Carry]:
     """`trace_chain`, and how its state relates to the carry of ``f``.
 
     ``reverse``: whether the first step takes the last entry of the inputs. The inputs are not
     reordered. ``adapt``: takes ``f`` and functions of its signature to
-    ``(state, input) -> (state, outputs)``.
+    ``(state, input) -> (state, outputs)``, if they are not.
     """
-    initial, state_tree = _as_arrays(name, initial)
-    xs, input_tree = _as_arrays("xs" if name == "init" else "chain.inputs", inputs)
+    state_tree, input_tree = jax.tree.structure(initial), jax.tree.structure(inputs)
+    initial = leaves_as_arrays(name, initial)
+    xs = leaves_as_arrays("xs" if name == "init" else "chain.inputs", inputs)
     first = jax.tree.unflatten(input_tree, list(map(of_step, xs)))
-    views = [View(adapt, xs)]
-    step, captured = trace(adapt(f), jax.tree.unflatten(state_tree, initial), first)
+    views = [adapt] if adapt else []
+    step, captured = trace(_through(views, f), jax.tree.unflatten(state_tree, initial), first)
     pairs = zip(initial, step.dtypes, strict=True)
     state = [z if z.dtype == dtype else z.astype(dtype) for z, dtype in pairs]
     carry = Carry.of(step, jax.tree.unflatten(state_tree, state), name)
@@ -289,13 +271,15 @@ def trace_carry(
         else:
             carry = carry.unknown(length)
             state = jax.eval_shape(lambda: carry.state)
-        views.append(View(carry.step, carry.before))
+        views.append(carry.step)
+        xs = [*xs, *carry.before]
         driven = list(map(of_step, carry.before))
         step, captured = trace(_through(views, f), state, Extended(first, driven))
     if is_solvable and not explicit_mesh(*xs):
-        step, numbers = drawn_first(step, captured, _inputs(views), length)
+        step, numbers = drawn_first(step, captured, xs, length)
         if numbers:
-            views.append(View(_without_added, numbers))
+            views.append(_without_added)
+            xs = [*xs, *numbers]
     variables = step.jaxpr.invars[step.states :]
     check_batch(state, carry.state_names, batch_ndim, name)
     chain = TracedChain(
@@ -303,14 +287,10 @@ def trace_carry(
         StateLayout.of(state, batch_ndim),
         length,
         state,
-        [vary(x, varying_axes(to.aval)) for x, to in zip(_inputs(views), variables, strict=True)],
+        [vary(x, varying_axes(to.aval)) for x, to in zip(xs, variables, strict=True)],
         captured,
         function=_through(views, f),
         adapt=partial(_through, views),
         obstacle=obstacle,
     )
     return chain, carry
-
-
-def _as_arrays(name: str, tree: Any) -> tuple[Leaves, Any]:
-    return leaves_as_arrays(name, tree), jax.tree.structure(tree)

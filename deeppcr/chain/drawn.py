@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.step import Step, extended
-from deeppcr.lower import is_eager
 from depth.counts import named_axes, nbytes
 from depth.jaxprs import (
     Program,
@@ -41,10 +40,7 @@ def drawn_first(step: Step, captured: Leaves, inputs: Leaves, length: int) -> tu
     values = dict(zip(variables, [*inputs, *captured], strict=True))
     arrays = [values[x] for x in first.invars]
     constants = [values[x] for x in first.constvars]
-    if is_eager([*arrays, *constants]):
-        drawn = compiled_once(_draw, step, arrays, constants)
-    else:
-        drawn = _draw(step, arrays, constants)
+    drawn = compiled_once(_draw, step, arrays, constants)
     rest = needed(program, numbers, program.outvars)
     program = program._replace(invars=[*program.invars, *numbers], eqns=rest)
     return extended(step, program, len(numbers)), drawn

@@ -16,6 +16,7 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from deeppcr.chain.step import Step
+from deeppcr.lower import is_eager
 from deeppcr.programs.signature import signature
 
 _SAID: set[str] = set()
@@ -25,12 +26,15 @@ _log = logging.getLogger("deeppcr")
 def compiled_once(f: Callable[..., Any], static: Any, *arrays: Any) -> Any:
     """``f(static, *arrays)``, compiled once for all static values that differ only in their steps.
 
-    If they cannot be compared, it is compiled at every call.
+    If they cannot be compared, it is compiled at every call. In a larger program it is a part of
+    that.
 
     Args:
         f: a function that is always the same object.
         static: a structure of arrays, a step, or a tuple of such and other values.
     """
+    if not is_eager(jax.tree.leaves(arrays)):
+        return f(static, *arrays)
     key = program_key(static)
     if key is None:
         return jax.jit(partial(f, static))(*arrays)

@@ -50,11 +50,21 @@ def chain_of_examples(
     xs, of_inputs = at_front(chain.inputs, inputs, 1)
     shared, of_captured = at_front(chain.captured, captured)
     first = list(map(of_step, xs))
-    each = tuple(None if axis is None else 0 for axis in of_inputs)
-    step, constants = _step_of_examples(chain.step, size, states, (first, each), shared, captured)
-    layout = dataclasses.replace(chain.layout, batch_shape=(size, *chain.layout.batch_shape))
+    axes = 0, [None if axis is None else 0 for axis in inputs], list(of_captured)
+    mapped = jax.vmap(chain.step.with_outputs, axes, axis_size=size)
+    with on_no_mesh():
+        closed = jax.make_jaxpr(mapped)(states, first, shared)
+    program, end = Program.of(closed), len(states) + len(first)
+    program = program._replace(
+        constvars=[*program.invars[end:], *program.constvars], invars=program.invars[:end]
+    )
     many = dataclasses.replace(
-        chain, step=step, layout=layout, initial=states, inputs=xs, captured=[*shared, *constants]
+        chain,
+        step=dataclasses.replace(chain.step, jaxpr=program, example=chain.step),
+        layout=dataclasses.replace(chain.layout, batch_shape=(size, *chain.layout.batch_shape)),
+        initial=states,
+        inputs=xs,
+        captured=[*shared, *map(jnp.asarray, closed.consts)],
     )
     return many, (*(0 for _ in states), *of_inputs, *of_captured)
 
@@ -66,11 +76,12 @@ def differing(step: Step, size: int, axes: Axes, name: Any = None) -> list[bool]
     mapped axis, which has this ``name``. ``axes``: those of the examples in the initial state, the
     inputs, the captured arrays, and more.
     """
-    shapes, in_axes = [], []
-    for variable, axis in zip(step.variables, axes, strict=False):
-        shape = variable.aval.shape
-        shapes.append(abstract(variable.aval, shape if axis is None else (size, *shape)))
-        in_axes.append(None if axis is None else 0)
+    of_one = [x.aval for x in step.variables]
+    in_axes = [None if axis is None else 0 for axis in axes[: len(of_one)]]
+    shapes = [
+        abstract(aval, aval.shape if axis is None else (size, *aval.shape))
+        for aval, axis in zip(of_one, in_axes, strict=True)
+    ]
     differ: list[bool] = []
 
     def loop(state: Leaves, inputs: Leaves, captured: Leaves) -> tuple[Leaves, Leaves]:
@@ -84,25 +95,3 @@ def differing(step: Step, size: int, axes: Axes, name: Any = None) -> list[bool]
     with on_no_mesh():
         jax.make_jaxpr(mapped)(*step.separate(shapes))
     return differ
-
-
-def _step_of_examples(
-    step: Step,
-    size: int,
-    states: Leaves,
-    inputs: tuple[Leaves, tuple[int | None, ...]],
-    shared: Leaves,
-    captured: Axes,
-) -> tuple[Step, Leaves]:
-    """The step of all examples, and its constants besides ``shared``."""
-    first, of_inputs = inputs
-    axes = 0, list(of_inputs), [None if axis is None else 0 for axis in captured]
-    mapped = jax.vmap(step.with_outputs, axes, axis_size=size)
-    with on_no_mesh():
-        closed = jax.make_jaxpr(mapped)(states, first, shared)
-    program, end = Program.of(closed), len(states) + len(first)
-    program = program._replace(
-        constvars=[*program.invars[end:], *program.constvars], invars=program.invars[:end]
-    )
-    constants = list(map(jnp.asarray, closed.consts))
-    return dataclasses.replace(step, jaxpr=program, example=step), constants

@@ -16,7 +16,6 @@ from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.step import Step
 from deeppcr.chain.trace import trace
 from deeppcr.checks import check_count, check_name, check_type
-from deeppcr.lower import is_eager
 from deeppcr.newton.precision import cast
 
 
@@ -68,10 +67,8 @@ class Coarse:
             step, captured = trace(users_step, chain.initial, inputs)
         static = step, every, chain.length, self.step is None
         arrays = chain.initial, chain.inputs, captured
-        if is_eager(jax.tree.leaves(arrays)):
-            found: Leaves = compiled_once(_coarse_trajectory, static, *arrays)
-            return found
-        return _coarse_trajectory(static, *arrays)
+        found: Leaves = compiled_once(_coarse_trajectory, static, *arrays)
+        return found
 
     def _users_step(self, carry: Carry, chain: TracedChain, state: Leaves, xs: Leaves) -> Leaves:
         assert self.step is not None
