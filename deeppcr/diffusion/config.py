@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from deeppcr.extend import describe, did_you_mean
 
@@ -96,12 +96,17 @@ def fields_of(**defaults: Any) -> dict[str, Field]:
     """Fields by their defaults: a flag, an integer >= 1, a number, one of several; or a field."""
 
     def field(default: Any) -> Field:
-        if isinstance(default, Field):
-            return default
-        if isinstance(default, tuple):
-            return one_of(*default)
-        kind: Any = {bool: flag, int: count}.get(type(default), number)
-        return cast(Field, kind(default))
+        match default:
+            case Field():
+                return default
+            case tuple():
+                return one_of(*default)
+            case bool():
+                return flag(default)
+            case int():
+                return count(default)
+            case _:
+                return number(default)
 
     return {name: field(default) for name, default in defaults.items()}
 

@@ -48,8 +48,10 @@ def _betas(
 
 def _times(spacing: str) -> dict[str, Field]:
     """The spacing of times (Lin et al., WACV 2024, table 2)."""
-    spacings = (spacing, "leading", "linspace", "trailing")
-    return fields_of(timestep_spacing=spacings, steps_offset=count(0, least=0))
+    return fields_of(
+        timestep_spacing=(spacing, "leading", "linspace", "trailing"),
+        steps_offset=count(0, least=0),
+    )
 
 
 def _clip(default: bool) -> dict[str, Field]:
@@ -98,13 +100,21 @@ DDIM = Scheduler(
     BETAS | ORIGINAL | _clip(True) | fields_of(set_alpha_to_one=True),
     options=fields_of(eta=number(0.0, least=0)),
 )
-VARIANCES = ("fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned")
 DDPM = Scheduler(
     ddpm,
     _betas("sigmoid", "laplace")
     | ORIGINAL
     | _clip(True)
-    | fields_of(variance_type=(*VARIANCES, "learned_range")),
+    | fields_of(
+        variance_type=(
+            "fixed_small",
+            "fixed_small_log",
+            "fixed_large",
+            "fixed_large_log",
+            "learned",
+            "learned_range",
+        )
+    ),
 )
 DPM_SOLVERS = ("dpmsolver++", "dpmsolver", "sde-dpmsolver", "sde-dpmsolver++")
 

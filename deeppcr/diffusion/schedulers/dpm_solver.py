@@ -4,21 +4,20 @@ It is exact for a polynomial ``y`` in ``lambda = log(alpha / sigma)``: ``x0`` (+
 that the model predicts. With ``h`` the step in lambda, and ``k = h``, or ``2 h`` for the stochastic
 forms (++, section 3.4, and appendix A),
 
-    ++     x' = sigma'/sigma e^(h-k) x + alpha' ((1 - e^-k) D0 + f1 D1 + f2 D2) + s noise
-    else   x' = alpha'/alpha x - k/h sigma' ((e^h - 1) D0 + g1 D1 + g2 D2) + s noise
+    ++     x' = sigma'/sigma e^(h-k) x - alpha' (f0 D0 + f1 D1 + f2 D2) + s noise,    c = -k
+    else   x' = alpha'/alpha x - k/h sigma' (f0 D0 + f1 D1 + f2 D2) + s noise,        c = h
 
 ``D0 = y``, and ``D1`` and ``D2`` are divided differences of ``y`` at this step and those before, of
 the second order or the third, in units of ``h``. Their factors are
 
-    f1 = 1 - (1 - e^-k) / k      f2 = (1 - e^-k - k) / k² + 1/2
-    g1 = (e^h - 1) / h - 1       g2 = (e^h - 1 - h) / h² - 1/2
+    f0 = e^c - 1,    f1 = f0 / c - 1,    f2 = f1 / c - 1/2
 
-and for the second order, "midpoint" takes half of the factor of ``D0`` for that of ``D1``. ``s`` is
-0, or the deviation that keeps the variance.
+and for the second order, "midpoint" takes half of ``f0`` for ``f1``. ``s`` is 0, or the deviation
+that keeps the variance.
 
 DEIS in log(rho) (Zhang and Chen, ICLR 2023, section 3.2) integrates the polynomial through the
 noise at this step and those before it, where ``log(rho) = -lambda``. That is the second form with
-``2 g2`` in place of ``g2``.
+``2 f2`` in place of ``f2``.
 """
 
 import numpy as np
@@ -73,24 +72,19 @@ def _tabulate(
     k = 2 * h if is_sde else h
     if kind.endswith("++"):
         keep = sigma_there / sigma * (np.exp(-h) if is_sde else 1.0)
-        # For the stochastic form, diffusers subtracts the half of f2, which the paper adds.
-        half = -0.5 if is_sde else 0.5
-        factors = (
-            -np.expm1(-k),
-            1 + np.expm1(-k) / k,
-            (-np.expm1(-k) - k) / k**2 + half,
-        )
-        gain, noise = alpha_there, np.sqrt(-np.expm1(-2 * h))
-        y = X0
+        y, c, gain, variance = X0, -k, alpha_there, -np.expm1(-2 * h)
     else:
         keep = alpha_there / alpha
-        third = 2.0 if kind == "deis" else 1.0
-        factors = (np.expm1(h), (np.expm1(h) - h) / h, third * ((np.expm1(h) - h) / h**2 - 0.5))
-        gain, noise = -(k / h) * sigma_there, np.sqrt(np.expm1(2 * h))
         y = 1 / sigma * (X - alpha * X0)
-    weights = _weights(orders, h, factors, config["solver_type"])
-    start = keep * X + (sigma_there * noise if is_sde else 0.0) * NOISE
-    update = multistep(start, gain[:, None] * weights, y)
+        c, gain, variance = h, k / h * sigma_there, np.expm1(2 * h)
+    f0 = np.expm1(c)
+    f1 = f0 / c - 1
+    # For the stochastic form, diffusers adds the half of f2, which the paper subtracts.
+    f2 = f1 / c - (-0.5 if kind == "sde-dpmsolver++" else 0.5)
+    f2 = 2 * f2 if kind == "deis" else f2
+    weights = _weights(orders, h, (f0, f1, f2), config["solver_type"])
+    start = keep * X + (sigma_there * np.sqrt(variance) if is_sde else 0.0) * NOISE
+    update = multistep(start, -gain[:, None] * weights, y)
     return tabulate(config, times, alpha, sigma, update)
 
 
@@ -98,19 +92,13 @@ def _weights(
     orders: np.ndarray, h: np.ndarray, factors: tuple[np.ndarray, ...], solver_type: str
 ) -> np.ndarray:
     """``[L, 3]``: the weights of ``y`` at this step and at the two before it."""
-    weights = np.zeros((len(h), 3))
-    for step, order in enumerate(orders):
-        f0, f1, f2 = (each[step] for each in factors)
-        weights[step, 0] = f0
-        if order == 1:
-            continue
-        # Differences of neighbours, in units of h: at this step, and at the one before.
-        near = h[step] / h[step - 1] * np.array([1.0, -1.0, 0.0])
-        if order == 2:
-            weights[step] += (f0 / 2 if solver_type == "midpoint" else f1) * near
-            continue
-        far = h[step] / h[step - 2] * np.array([0.0, 1.0, -1.0])
-        width = h[step - 1] + h[step - 2]
-        slope = near + h[step - 1] / width * (near - far)
-        weights[step] += f1 * slope + f2 * h[step] / width * (near - far)
-    return weights
+    orders, h, f0, f1, f2 = (each[:, None] for each in (orders, h, *factors))
+    # Of the first steps these are others, which their orders leave out.
+    before, earlier = np.roll(h, 1), np.roll(h, 2)
+    # Differences of neighbours, in units of h: at this step, and at the one before.
+    near, far = h / before * [1.0, -1.0, 0.0], h / earlier * [0.0, 1.0, -1.0]
+    bend = (near - far) / (before + earlier)
+    second = (f0 / 2 if solver_type == "midpoint" else f1) * near
+    third = f1 * (near + before * bend) + f2 * h * bend
+    higher = np.where(orders == 2, second, third)
+    return f0 * [1.0, 0.0, 0.0] + np.where(orders == 1, 0.0, higher)
