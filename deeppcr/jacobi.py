@@ -139,16 +139,12 @@ def triangular(
         zero = jnp.int32(0)
         return TriangularSolution(guess, zero, zero, zero)
 
-    def on_leaves(leaves: Leaves) -> Leaves:
-        return jax.tree.leaves(step(jax.tree.unflatten(tree, leaves)))
-
-    _check_step(step, jax.tree.unflatten(tree, leaves))
     # The arrays that the step reads become arguments, which are differentiated. Inside
     # `jax.shard_map` entries vary as these arrays do.
-    program, read = with_operands(jax.make_jaxpr(on_leaves)(leaves))
+    program, read = _traced(step, jax.tree.unflatten(tree, leaves))
     if varying_axes(read) - varying_axes(leaves):
         leaves = like(leaves, read)
-        program, read = with_operands(jax.make_jaxpr(on_leaves)(leaves))
+        program, read = _traced(step, jax.tree.unflatten(tree, leaves))
 
     def f(y: Leaves, read: Leaves) -> Leaves:
         return list(jaxpr_as_fun(program)(*read, *y))
@@ -303,8 +299,7 @@ def _solve_linear(f: Map, root: Leaves, c: Leaves, others: Leaves) -> Leaves:
             same = [_same(*both).all() for both in zip(new, x, strict=True)]
             return new, count + 1, jnp.stack(same).all()
 
-        begin = b, jnp.int32(1), jnp.array(False)
-        begin = like(begin, b, others)
+        begin = like((b, jnp.int32(1), jnp.array(False)), b, others)
         return lax.while_loop(lambda now: (now[1] < len(b[0])) & ~now[2], trip, begin)[0]
 
     def residual(x: Leaves) -> Leaves:
@@ -328,13 +323,14 @@ def _length(leaves: Leaves) -> int:
     return shapes[0][0]
 
 
-def _check_step(step: Callable[[Any], Any], guess: Any) -> None:
-    """Raise unless the step returns a pytree as the guess."""
-    found = jax.eval_shape(step, guess)
+def _traced(step: Callable[[Any], Any], guess: Any) -> tuple[Any, Leaves]:
+    """The program of the step, ``(*read, *leaves) -> leaves``, and the arrays that it reads."""
+    closed, found = jax.make_jaxpr(step, return_shape=True)(guess)
     if _types(found) != _types(guess):
         raise TypeError(
             f"step returns {describe(found)}, expected a pytree as the guess: {describe(guess)}."
         )
+    return with_operands(closed)
 
 
 def _types(tree: Any) -> Any:

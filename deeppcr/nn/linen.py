@@ -69,7 +69,6 @@ class RNN(linen.RNN):
             key = jax.random.key(0) if init_key is None else init_key
             return self.cell.initialize_carry(key, shape)
 
-        carry = first if initial_carry is None else initial_carry
         cell, variables = self.cell.unbind()
         names = [name for name in self.split_rngs if isinstance(name, str) and self.has_rng(name)]
         streams = {name: self.make_rng(name) for name in names}
@@ -82,4 +81,4 @@ class RNN(linen.RNN):
             carry, y = cell.apply(variables, carry, x, rngs=now)
             return (keys | {name: pair[0] for name, pair in pairs.items()}, carry), y
 
-        return recur(self, options, inputs, carry, seq_lengths, step, streams)[1]
+        return recur(self, options, inputs, initial_carry, first, seq_lengths, step, streams)[1]

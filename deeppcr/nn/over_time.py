@@ -19,6 +19,7 @@ def recur(
     given: dict[str, Any],
     inputs: Any,
     carry: Any,
+    first: Callable[[tuple[int, ...]], Any],
     lengths: Any,
     step: Callable[[Any, Any], tuple[Any, Any]],
     state: Any,
@@ -30,8 +31,8 @@ def recur(
         layer: with a ``cell``, the `OPTIONS`, and ``unroll``, ``method`` and ``adjoint``.
         given: the `OPTIONS` of this call; None for those of the layer.
         inputs: ``[*batch, time, *features]``, or ``time`` first.
-        carry: the initial carry ``[*batch, ...]``, or a function that makes it of the shape of the
-            inputs at one time.
+        carry: the initial carry ``[*batch, ...]``; None for ``first``.
+        first: a function that makes it, of the shape of the inputs at one time.
         lengths: integers ``[*batch]``; None if every sequence is as long as the inputs.
         step: the cell.
         state: what else it carries: the variables of a module.
@@ -72,7 +73,7 @@ def recur(
             )
         lengths = lengths.astype(int)
     chooses = return_carry and lengths is not None
-    carry = carry(tuple(shape)) if callable(carry) else carry
+    carry = first(tuple(shape)) if carry is None else carry
 
     def flipped(x: Array, wanted: bool) -> Array:
         return flip_sequences(x, lengths, len(batch), True) if wanted else x

@@ -105,31 +105,27 @@ class RNN(nnx.RNN):
             stream = stream.carry.fork() if isinstance(stream, nnx.Rngs) else stream
             return self.cell.initialize_carry(shape, stream)
 
-        carry = first if initial_carry is None else initial_carry
-
         @nnx.split_rngs(splits=1, only=self.broadcast_rngs, squeeze=True)
         def run(cell: Any) -> Any:
             same = nnx.All(nnx.RngState, self.broadcast_rngs)
-            graph, fixed, state = _split(cell, same)
+            # Into its graph, the random streams that are the same at all times, and the rest.
+            split: Any = nnx.split
+            graph, fixed, state = split(cell, same, ...)
 
             def step(before: Any, x: Any) -> tuple[Any, Any]:
                 state, carry = before
                 here = jax.tree.map(lambda leaf: leaf, fixed)  # variables of this trace
                 cell = nnx.merge(graph, here, state)
                 carry, y = cell(carry, x)
-                return (_split(cell, same)[2], carry), y
+                return (split(cell, same, ...)[2], carry), y
 
             # Other variables than parameters may be means over the batch, which couple its entries.
             others = jax.tree.leaves(nnx.filter_state(state, nnx.Not(nnx.Param)))
             couples = any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in others)
-            after, found = recur(self, options, inputs, carry, seq_lengths, step, state, couples)
+            after, found = recur(
+                self, options, inputs, initial_carry, first, seq_lengths, step, state, couples
+            )
             nnx.update(cell, after)
             return found
 
         return run(self.cell)
-
-
-def _split(cell: Any, same: Any) -> tuple[Any, Any, Any]:
-    """The graph of a cell, its random streams that are the ``same`` at all times, and the rest."""
-    graph, fixed, *rest = nnx.split(cell, same, ...)
-    return graph, fixed, rest[0]
