@@ -13,19 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.checks import check_type
 from deeppcr.solution import Result, Run, SolvedBy
 
 Function = Callable[[Any, Any, Any], None]
 Progress = bool | Function | None
 """True: print a line to stderr. A function of iteration, prefix and residual. None, False: nothing.
 """
-
-
-def check_progress(progress: Any) -> None:
-    """Raise unless it is None, a bool, or a function."""
-    expected = "a function of iteration, prefix and residual, True, or None"
-    check_type("progress", progress, bool | Callable | None, expected)
+EXPECTED = "a function of iteration, prefix and residual, True, or None"
 
 
 @dataclasses.dataclass(frozen=True)

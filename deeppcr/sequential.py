@@ -1,6 +1,7 @@
 """The sequential program as a method: `jax.lax.scan`, or one kernel."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from deeppcr.lower import (
     kernels_run,
     scan_in_chunks,
 )
-from deeppcr.progress import Progress, check_progress
+from deeppcr.progress import EXPECTED, Progress
 from deeppcr.solution import Run
 
 # The most instructions of a step of one thread whose values stay in registers: one of 2944, tanh
@@ -73,7 +74,7 @@ class Sequential:
 
     def __post_init__(self) -> None:
         check_count("unroll", self.unroll, "steps per trip")
-        check_progress(self.progress)
+        check_type("progress", self.progress, bool | Callable | None, EXPECTED)
         check_type("fused", self.fused, bool, "True or False")
 
     def bind(self, chain: TracedChain, unpadded: TracedChain) -> "Sequential | FusedLoop":

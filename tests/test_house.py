@@ -55,9 +55,9 @@ PRIMITIVES = {
 }
 
 # Who asks for which platforms a program is traced: what lowers it, the rule, and the tools that
-# compare devices; and what keeps programs, by what they were traced for.
+# compare devices.
 ASKS = {"target", "platform", "platforms", "compiled_for"}
-MAY_ASK = {"lower", "choose", "planning", "__main__", "solving"}
+MAY_ASK = {"lower", "choose", "planning", "__main__"}
 
 FILES = sorted(
     path

@@ -56,7 +56,9 @@ from deeppcr.lower.variants import (
     by_platform,
     compiled_for,
     differing,
+    for_each_platform,
     is_eager,
+    kept,
     platforms,
 )
 
@@ -81,6 +83,7 @@ __all__ = [
     "each",
     "even_chunk",
     "expecting",
+    "for_each_platform",
     "fused_scan",
     "fused_solve",
     "gpu",
@@ -89,6 +92,7 @@ __all__ = [
     "is_for_gpus",
     "is_left_to_xla",
     "is_written_out",
+    "kept",
     "kernels_run",
     "longest_in_order",
     "loop",

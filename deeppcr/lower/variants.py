@@ -20,13 +20,20 @@ __all__ = [
     "by_platform",
     "compiled_for",
     "differing",
+    "for_each_platform",
     "is_eager",
+    "kept",
     "platform",
     "platforms",
 ]
 
 T = TypeVar("T")
 DEFAULT = "default"
+
+
+def for_each_platform(choose: Callable[[str], T]) -> dict[str, T]:
+    """What is chosen for each platform of this process, that of jax's default device first."""
+    return {name: choose(name) for name in platforms()}
 
 
 def differing(variants: Mapping[str, T]) -> dict[str, T]:
@@ -37,6 +44,13 @@ def differing(variants: Mapping[str, T]) -> dict[str, T]:
         if variant is not default and variant != default:
             different[name] = variant
     return different
+
+
+def kept(memory: dict[Any, T], key: Any, trace: Callable[[], T]) -> T:
+    """``trace()``, or what the ``memory`` has of it for the same platforms."""
+    key = key, platforms()
+    found = memory[key] = memory.get(key) or trace()
+    return found
 
 
 def by_platform(variants: Mapping[str, Callable[..., T]]) -> Callable[..., T]:

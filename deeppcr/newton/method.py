@@ -17,6 +17,7 @@ converge amplify differences, and would otherwise end in another state.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import Tolerance, check_atol, is_number
 from deeppcr.programs.precision import own_rounding
-from deeppcr.progress import Progress, Reporter, check_progress
+from deeppcr.progress import EXPECTED, Progress, Reporter
 from deeppcr.sharding import solver_on
 
 OnFailure = Literal["sequential", "raise", "return"]
@@ -167,7 +168,7 @@ class Newton:
         check_type("damping", self.damping, TrustRegion | None, "TrustRegion(...) or None")
         check_type("acceleration", self.acceleration, Anderson | None, "Anderson(...) or None")
         check_type("record", self.record, bool, "True or False")
-        check_progress(self.progress)
+        check_type("progress", self.progress, bool | Callable | None, EXPECTED)
         if self.on_failure not in get_args(OnFailure):
             raise ValueError(
                 f"on_failure is {describe(self.on_failure)}, expected one of "

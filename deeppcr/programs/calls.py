@@ -94,8 +94,13 @@ class Call(Primitive):
             return list(compress(self.run(*combine(operands, moves, moving), **params), given))
 
         avals = [x.aval for x in compress(operands, moves)]
-        found = iter(jax.linear_transpose(run, *avals)(list(compress(cotangents, given))))
+        found = iter(self.transposed(run, *avals)(list(compress(cotangents, given))))
         return [next(found) if moving else None for moving in moves]
+
+    def transposed(self, f: Callable[..., Any], *avals: Any) -> Callable[..., Any]:
+        """The transpose of a program that is linear in its operands, of these types."""
+        pull: Callable[..., Any] = jax.linear_transpose(f, *avals)
+        return pull
 
     def _map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
         if all(each is None for each in axes) and not communicates(params["call_jaxpr"], axis.name):

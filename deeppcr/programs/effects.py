@@ -21,6 +21,7 @@ from depth.jaxprs import (
     is_reference,
     moved_by,
     names,
+    needed,
     without_constants,
 )
 from depth.primitives import of_kind, primitive
@@ -103,10 +104,12 @@ def _error_of_derivative(
 
     Of ``wanted`` results with respect to the constants and inputs that move.
     """
+    followed = needed(jaxpr, {*jaxpr.constvars, *jaxpr.invars}, wanted)
 
     def derivative(values: list[Any]) -> Any:
         def f(moving: list[Any]) -> list[Any]:
-            results = interpret(jaxpr, jaxpr.known(combine(values, moves, moving)), wanted, bind)
+            known = jaxpr.known(combine(values, moves, moving))
+            results = interpret(jaxpr, known, wanted, bind, equations=followed)
             return partition(results, floating(results))
 
         if not backwards:

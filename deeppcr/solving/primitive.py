@@ -16,19 +16,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive, jaxpr_as_fun
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint import pushes
 from deeppcr.arrays.avals import like, varying_axes
 from deeppcr.arrays.partition import partition
-from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once, program_key
-from deeppcr.chain.examples import differing
+from deeppcr.chain.examples import OF_RUN
 from deeppcr.chain.part import leaves_read
-from deeppcr.lower import by_platform, is_eager, platforms
-from deeppcr.newton import Newton
+from deeppcr.lower import by_platform, is_eager, kept
 from deeppcr.programs.calls import Call, communicates, without_unused
 from deeppcr.programs.signature import Signed
 from deeppcr.solution import Run
@@ -52,31 +50,23 @@ def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
     return run, run.with_tangents(*pushed)
 
 
-solve_chain_p = Call("solve_chain")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Uses:
-    """Which results of the ``whole`` program are ``used``: those of ``call_jaxpr``, in order."""
-
-    used: tuple[bool, ...]
-    whole: Any
-
-    def of(self, results: Sequence[Any]) -> list[Any]:
-        """The results that are used."""
-        return list(compress(results, self.used))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Structures(Signed, HoldsProgram):
     """The tree structures of the problem and its solution; too long to print.
 
-    ``mapped``: the programs of `jax.vmap` of this equation.
+    Attributes:
+        problem: of the operands.
+        run: of the whole solution.
+        used: which of its leaves are results; empty for all.
+        whole: the program of all of them, if the equation has some.
+        mapped: the programs of `jax.vmap` of the whole equation.
     """
 
     problem: Any
     run: Any
-    mapped: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
+    used: tuple[bool, ...] = ()
+    whole: Any = None
+    mapped: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"{self.problem.num_leaves} -> {self.run.num_leaves} leaves"
@@ -88,12 +78,90 @@ class _Structures(Signed, HoldsProgram):
 
     def converted(self, convert: Callable[[Program], Program]) -> Self:
         """See `HoldsProgram`."""
-        return dataclasses.replace(self, problem=converted_structure(self.problem, convert))
+        problem = converted_structure(self.problem, convert)
+        return dataclasses.replace(self, problem=problem, mapped={})
 
     @property
     def signature(self) -> Any | None:
         """See `Signed`: with it, the structure of the problem determines the solution."""
-        return program_key(self.problem)
+        return program_key((self.problem, self.used))
+
+    @property
+    def of_steps(self) -> list[int]:
+        """The indices of the states of all steps, of their outputs, and of the last state."""
+        run: Run = jax.tree.unflatten(self.run, range(self.run.num_leaves))
+        return [*run.trajectory, *run.outputs, *run.last]
+
+    def of_used(self, rule: Callable[..., Any], *given: Any) -> tuple[list[Any], list[Any]]:
+        """What a ``rule`` for the whole equation returns for the results that are used."""
+        structures = dataclasses.replace(self, used=(), whole=None)
+        results, others = rule(*given, call_jaxpr=self.whole, structures=structures)
+        return list(compress(results, self.used)), list(compress(others, self.used))
+
+
+class _Primitive(Call):
+    """See `Call`; its derivatives, and the chain of all examples, are those of the problem."""
+
+    def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
+        structures: _Structures = params["structures"]
+        if structures.used:
+            return structures.of_used(self._push, primals, tangents)
+        numbers = bool, int, float, complex  # jax may pass some inside a program
+        primals = [jnp.asarray(x, x.dtype) if isinstance(x, numbers) else x for x in primals]  # type: ignore[union-attr]
+        both = primals, tangents
+        problem, moves = (jax.tree.unflatten(structures.problem, leaves) for leaves in both)
+
+        def primal(chain: TracedChain) -> Run:
+            if chain.step is problem.chain.step:
+                leaves, tree = self.bind(*primals, **params), structures.run
+            else:
+                bind, tree = bind_problem(dataclasses.replace(problem, chain=chain))
+                leaves = bind()
+            run: Run = jax.tree.unflatten(tree, leaves)
+            return run
+
+        found, moved, reached = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
+        run, t, by_outputs, last = by_platform(found)(moved)
+        results = jax.tree.leaves(run)
+        # A zero that is an array would make NaN of an infinite derivative.
+        pushed = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
+        of_steps = structures.of_steps, [*t, *by_outputs, *last], [*reached, *reached]
+        for index, dy, has_tangent in zip(*of_steps, strict=False):
+            if has_tangent and dy.dtype != jax.dtypes.float0:
+                pushed[index] = dy
+        return results, pushed
+
+    def transposed(self, f: Callable[..., Any], *avals: Any) -> Callable[..., Any]:
+        """See `Call`: that of its derivative. jax cannot transpose a loop until converged."""
+        zeros = [like(jnp.zeros(each.shape, each.dtype), each) for each in avals]
+        pull: Callable[..., Any] = jax.vjp(f, *zeros)[1]
+        return pull
+
+    def _map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
+        structures: _Structures = params["structures"]
+        if structures.used:
+            return structures.of_used(self._map_on, axis, operands, axes)
+        problem: Problem = jax.tree.unflatten(structures.problem, operands)
+        is_on_mesh = axis.spmd_name is not None or axis.explicit_mesh_axis is not None
+        meets = communicates(params["call_jaxpr"], axis.name)
+        if is_on_mesh or meets or not problem.can_be_mapped(axis.size, axes):
+            # Examples interact, or a mesh divides them: map the program for one.
+            leaves, along = super()._map_on(axis, operands, axes, **params)
+        else:
+            leaves = _of_examples(axis.size, operands, axes, structures)
+            run = jax.tree.unflatten(structures.run, leaves)
+            along = jax.tree.leaves(jax.tree.broadcast(OF_RUN, run))
+        if all(each is None for each in along):
+            return leaves, along
+        differ = problem.differing(axis.size, axes, axis.name)
+        for index, differs in zip(structures.of_steps, (*differ, *differ), strict=False):
+            if not differs:  # all examples have the same
+                leaves[index] = lax.index_in_dim(leaves[index], 0, along[index], keepdims=False)
+                along[index] = None
+        return leaves, along
+
+
+solve_chain_p = _Primitive("solve_chain")
 
 
 def bind_problem(
@@ -131,183 +199,6 @@ def _solution(static: tuple[Any, bool], leaves: Sequence[Any]) -> Run:
     return run if keeps_states or not run.last else dataclasses.replace(run, trajectory=[])
 
 
-def _abstract(
-    *_: Any, call_jaxpr: Any, structures: _Structures, uses: _Uses | None = None
-) -> tuple[list[Any], Any]:
-    return list(call_jaxpr.out_avals), call_jaxpr.effects
-
-
-def _without_unused(used: Sequence[bool], *given: Any) -> tuple[list[bool], Any]:
-    """The equation without results that nobody reads: XLA removes none of those of a function.
-
-    ``given``: the equation, since jax 0.12 after other values.
-    """
-    equation, params = given[-1], given[-1].params
-    all_operands = [True] * len(equation.invars)
-    if not any(used) and not equation.effects:
-        return [False] * len(equation.invars), None
-    if all(used) or "uses" in params:
-        return all_operands, equation
-    reads, equation, used = _of_states_read(equation, used)
-    params = equation.params
-    uses = _Uses(tuple(used), params["call_jaxpr"])
-    program = without_unused(uses.whole, used, instantiate=True)[0]
-    params = {**params, "call_jaxpr": program, "uses": uses}
-    return reads, equation.replace(outvars=uses.of(equation.outvars), params=params)
-
-
-def _of_states_read(equation: Any, used: Sequence[bool]) -> tuple[list[bool], Any, Sequence[bool]]:
-    """The equation of the leaves of the state that results which are used depend on.
-
-    Others might not converge. Statistics are those of these leaves. Also which operands it has, and
-    which of its results are used.
-    """
-    structures, count = equation.params["structures"], len(equation.invars)
-    unchanged = [True] * count, equation, used
-    run: Run = jax.tree.unflatten(structures.run, range(len(used)))
-    outputs = [used[i] for i in run.outputs]
-    states = [used[i] for i in run.trajectory]
-    states = [a or used[i] for a, i in zip(states, run.last, strict=True)] if run.last else states
-    if all(states) or varying_axes([x.aval for x in equation.invars]):
-        return unchanged
-    problem: Problem = jax.tree.unflatten(structures.problem, range(count))
-    iterates = any(isinstance(each, Newton) for each in problem.methods().values())
-    if not iterates or problem.chain.axis != LOCAL:
-        return unchanged
-    states = leaves_read(problem.chain.step, states, outputs)
-    part = problem.part(states, outputs) if any(states) and not all(states) else None
-    if part is None:
-        return unchanged
-    operands, tree = jax.tree.flatten(part)
-    avals = jax.tree.unflatten(tree, [equation.invars[i].aval for i in operands])
-    program, shapes = jax.make_jaxpr(partial(solve), return_shape=True)(avals)
-    kept = dataclasses.replace(
-        run,
-        trajectory=partition(run.trajectory, states),
-        outputs=partition(run.outputs, outputs),
-        last=partition(run.last, states),
-    )
-    results = jax.tree.leaves(kept)
-    params = {"call_jaxpr": program, "structures": _Structures(tree, jax.tree.structure(shapes))}
-    equation = equation.replace(
-        invars=[equation.invars[i] for i in operands],
-        outvars=[equation.outvars[i] for i in results],
-        params=params,
-    )
-    reads = set(operands)
-    return [i in reads for i in range(count)], equation, [used[i] for i in results]
-
-
-def _arrays(operands: Sequence[Any]) -> list[Any]:
-    """The operands as arrays; inside a program jax may pass numbers."""
-    return [
-        jnp.asarray(x, x.dtype) if isinstance(x, bool | int | float | complex) else x  # type: ignore[union-attr]
-        for x in operands
-    ]
-
-
-def _push(
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    call_jaxpr: Any,
-    structures: _Structures,
-    uses: _Uses | None = None,
-) -> tuple[list[Any], list[Any]]:
-    primals = _arrays(primals)
-    both = primals, tangents
-    problem, moves = (jax.tree.unflatten(structures.problem, leaves) for leaves in both)
-
-    def primal(chain: TracedChain) -> Run:
-        if chain.step is problem.chain.step:
-            params = {"call_jaxpr": uses.whole if uses else call_jaxpr, "structures": structures}
-            leaves, tree = solve_chain_p.bind(*primals, **params), structures.run
-        else:
-            bind, tree = bind_problem(dataclasses.replace(problem, chain=chain))
-            leaves = bind()
-        run: Run = jax.tree.unflatten(tree, leaves)
-        return run
-
-    found, moved, reached = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
-    run, t, by_outputs, last = by_platform(found)(moved)
-    results = jax.tree.leaves(run)
-    statistics = [None] * (len(results) - len(t) - len(by_outputs) - len(last))
-    pushed = [*t, *by_outputs, *statistics, *last]
-    has_tangent = [*reached, *[False] * len(statistics), *reached[: len(last)]]
-    # A zero that is an array would make NaN of an infinite derivative.
-    tangents_out = [
-        dy if moves and dy.dtype != jax.dtypes.float0 else ad.Zero(jax.typeof(y).to_tangent_aval())
-        for y, dy, moves in zip(results, pushed, has_tangent, strict=True)
-    ]
-    return (uses.of(results), uses.of(tangents_out)) if uses else (results, tangents_out)
-
-
-def _transpose(
-    cotangents: Sequence[Any],
-    *operands: Any,
-    call_jaxpr: Any,
-    structures: _Structures,
-    uses: _Uses | None = None,
-) -> list[Any]:
-    is_linear = list(map(ad.is_undefined_primal, operands))
-    given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
-
-    def program(*linear: Any) -> list[Any]:
-        rest, pairs = iter(linear), zip(operands, is_linear, strict=True)
-        leaves = [next(rest) if moves else leaf for leaf, moves in pairs]
-        return list(compress(jaxpr_as_fun(call_jaxpr)(*leaves), given))
-
-    # A linear program is its own derivative at zero. jax cannot transpose a loop until converged.
-    avals = [each.aval for each in compress(operands, is_linear)]
-    zeros = [like(jnp.zeros(each.shape, each.dtype), each) for each in avals]
-    found = iter(jax.vjp(program, *zeros)[1](list(compress(cotangents, given))))
-    return [next(found) if moves else None for moves in is_linear]
-
-
-def _map(
-    axis: Any,
-    operands: Sequence[Any],
-    axes: Sequence[Any],
-    *,
-    call_jaxpr: Any,
-    structures: _Structures,
-    uses: _Uses | None = None,
-) -> tuple[list[Any], list[int | None]]:
-    if uses:
-        found = _map(axis, operands, axes, call_jaxpr=uses.whole, structures=structures)
-        return uses.of(found[0]), uses.of(found[1])
-    problem: Problem = jax.tree.unflatten(structures.problem, operands)
-    params = {"call_jaxpr": call_jaxpr, "structures": structures}
-    is_on_mesh = axis.spmd_name is not None or axis.explicit_mesh_axis is not None
-    meets = communicates(call_jaxpr, axis.name)
-    if not meets and all(each is None for each in axes):
-        results = solve_chain_p.bind(*operands, **params)
-        return results, [None] * len(results)
-    if is_on_mesh or meets or not problem.can_be_mapped(axis.size, axes):
-        # Examples interact, or a mesh divides them: map the program for one.
-        program = jaxpr_as_fun(call_jaxpr)
-        names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
-        mapped = jax.vmap(program, in_axes=tuple(axes), axis_size=axis.size, **names)
-        leaves, along = mapped(*operands), 0
-    else:
-        along = 1
-        leaves = _of_examples(axis.size, operands, axes, structures)
-    on_axes: list[int | None] = [0] * len(leaves)
-    on: Run = jax.tree.unflatten(structures.run, range(len(leaves)))
-    of_steps = [*on.trajectory, *on.outputs]
-    own = len(jax.tree.leaves(problem.arrays))
-    if any(each is not None for each in axes[len(axes) - own :]):
-        differ = [True] * len(of_steps)  # within the tolerance
-    else:
-        differ = differing(problem.chain.step, axis.size, axes, axis.name)
-    for index, differs in zip((*of_steps, *on.last), (*differ, *differ), strict=False):
-        at = along if index in of_steps else 0
-        if not differs:  # all examples have the same
-            leaves[index] = lax.index_in_dim(leaves[index], 0, at, keepdims=False)
-        on_axes[index] = at if differs else None
-    return leaves, on_axes
-
-
 def _of_examples(
     size: int, operands: Sequence[Any], axes: Sequence[Any], structures: _Structures
 ) -> list[Any]:
@@ -320,15 +211,63 @@ def _of_examples(
     if is_eager(operands):
         return run(*operands)
     # Traced once: a step that solves a chain is mapped wherever it is applied.
-    key = size, tuple(axes), platforms(), tuple(map(jax.typeof, operands))
-    program = structures.mapped.get(key) or jax.make_jaxpr(run)(*operands)
-    if not _closes_over_tracers(program):
-        structures.mapped[key] = program
+    key = size, tuple(axes), tuple(map(jax.typeof, operands))
+    program = kept(structures.mapped, key, partial(jax.make_jaxpr(run), *operands))
     return list(jaxpr_as_fun(program)(*operands))
 
 
-solve_chain_p.def_effectful_abstract_eval(_abstract)
-ad.primitive_jvps[solve_chain_p] = _push
-ad.primitive_transposes[solve_chain_p] = _transpose
-batching.fancy_primitive_batchers[solve_chain_p] = _map
+def _without_unused(used: Sequence[bool], *given: Any) -> tuple[list[bool], Any]:
+    """The equation without results that nobody reads: XLA removes none of those of a function.
+
+    ``given``: the equation, since jax 0.12 after other values.
+    """
+    equation = given[-1]
+    if not any(used) and not equation.effects:
+        return [False] * len(equation.invars), None
+    if all(used) or equation.params["structures"].used:
+        return [True] * len(equation.invars), equation
+    operands, results, params = _of_states_read(equation, used)
+    flags = tuple(used[i] for i in results)
+    structures = dataclasses.replace(params["structures"], used=flags, whole=params["call_jaxpr"])
+    program = without_unused(structures.whole, flags, instantiate=True)[0]
+    reads = [i in operands for i in range(len(equation.invars))]
+    return reads, equation.replace(
+        invars=[equation.invars[i] for i in operands],
+        outvars=[equation.outvars[i] for i in results if used[i]],
+        params={"call_jaxpr": program, "structures": structures},
+    )
+
+
 pe.dce_rules[solve_chain_p] = _without_unused
+
+
+def _of_states_read(
+    equation: Any, used: Sequence[bool]
+) -> tuple[Sequence[int], Sequence[int], dict[str, Any]]:
+    """The operands, the results and the parameters of the equation of the leaves that are read.
+
+    They are those of the state that results which are used depend on. Others might not converge.
+    Statistics are those of these leaves.
+    """
+    structures, operands = equation.params["structures"], range(len(equation.invars))
+    all_of_it = operands, range(len(used)), equation.params
+    problem: Problem = jax.tree.unflatten(structures.problem, operands)
+    run, reads = (jax.tree.unflatten(structures.run, leaves) for leaves in (all_of_it[1], used))
+    states = [a or b for a, b in zip(reads.trajectory, reads.last or reads.trajectory, strict=True)]
+    if all(states) or varying_axes([x.aval for x in equation.invars]) or not problem.iterates:
+        return all_of_it
+    states = leaves_read(problem.chain.step, states, reads.outputs)
+    part = problem.part(states, reads.outputs)
+    if part is None:
+        return all_of_it
+    left, tree = jax.tree.flatten(part)
+    avals = jax.tree.unflatten(tree, [equation.invars[i].aval for i in left])
+    program, shapes = jax.make_jaxpr(partial(solve), return_shape=True)(avals)
+    found = dataclasses.replace(
+        run,
+        trajectory=partition(run.trajectory, states),
+        outputs=partition(run.outputs, reads.outputs),
+        last=partition(run.last, states) if run.last else [],
+    )
+    params = {"call_jaxpr": program, "structures": _Structures(tree, jax.tree.structure(shapes))}
+    return left, jax.tree.leaves(found), params

@@ -15,8 +15,10 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.adjoint import Adjoint, AdjointSolver, Autodiff, resolve_adjoint
 from deeppcr.arrays.partition import partition
 from deeppcr.arrays.state import Leaves
+from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.examples import OF_RUN, Axes, at_front, chain_of_examples
+from deeppcr.chain.examples import differing as examples_differing
 from deeppcr.chain.part import part, step_part
 from deeppcr.chain.step import Step
 from deeppcr.choose import (
@@ -38,7 +40,7 @@ from deeppcr.linearize import (
     find_linearization,
     memory_budget,
 )
-from deeppcr.lower import DEFAULT, by_platform, differing, platforms
+from deeppcr.lower import DEFAULT, by_platform, differing, for_each_platform
 from deeppcr.newton import Newton
 from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
@@ -140,7 +142,7 @@ class Problem:
 
         The adjoint's blocks must be those of all examples at once.
         """
-        if not isinstance(size, int) or not size:
+        if not isinstance(size, int) or not size or all(axis is None for axis in axes):
             return False
         own, used = self.arrays.get("linearize"), self.arrays.get("linearize_adjoint")
         count = len(jax.tree.leaves((own, used)))  # the last leaves
@@ -153,12 +155,27 @@ class Problem:
             return is_shared and used.of_input is None
         return isinstance(used, Dense | Diagonal | BlockDiagonal | Zero)
 
+    def differing(self, size: int, axes: Axes, name: Any) -> list[bool]:
+        """Whether examples differ in each leaf of the state, and in each output of a step.
+
+        As `deeppcr.chain.examples.differing`. If an option differs, they do, within the tolerance.
+        """
+        own = len(jax.tree.leaves(self.arrays))
+        if any(axis is not None for axis in axes[len(axes) - own :]):
+            return [True] * len(self.chain.step.jaxpr.outvars)
+        return examples_differing(self.chain.step, size, axes, name)
+
     def part(self, states: Sequence[bool], outputs: Sequence[bool]) -> Self | None:
         """The problem of some leaves of the state, which read no others, and of some outputs.
 
-        Its arrays may be any objects. None if an option is for the whole state.
+        Its arrays may be any objects. None if that is all or nothing of the state, or if an option
+        is for the whole state.
         """
-        if {"linearize", "linearize_adjoint"} & self.arrays.keys():
+        if (
+            all(states)
+            or not any(states)
+            or {"linearize", "linearize_adjoint"} & self.arrays.keys()
+        ):
             return None
         arrays, in_float32, examples = dict(self.arrays), self.in_float32, self.examples
         if "initial_guess" in arrays:
@@ -191,7 +208,14 @@ class Problem:
                 method = dataclasses.replace(method, memory=each)
             return option.with_options(method)
 
-        return differing({name: chosen(name) for name in platforms()})
+        return differing(for_each_platform(chosen))
+
+    @property
+    def iterates(self) -> bool:
+        """Whether states are iterated on one device, so that some of them might not converge."""
+        return self.chain.axis == LOCAL and any(
+            isinstance(each, Newton) for each in self.methods().values()
+        )
 
     def adjoints(self) -> dict[str, AdjointSolver | Autodiff]:
         """The adjoint, by platform."""
@@ -202,7 +226,7 @@ class Problem:
             method = dataclasses.replace(method, linearize=blocks)
         found: dict[str, AdjointOption] = {DEFAULT: adjoint}
         if adjoint is None:
-            choices = {name: choose_adjoint(shapes, method, name) for name in platforms()}
+            choices = for_each_platform(partial(choose_adjoint, shapes, method))
             found = differing({name: choice.option for name, choice in choices.items()})
         elif isinstance(adjoint, Adjoint) and "linearize_adjoint" in self.arrays:
             blocks = self.arrays["linearize_adjoint"]

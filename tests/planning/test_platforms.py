@@ -13,6 +13,7 @@ from tests.planning.chains import CHAINS
 from tests.problems import assert_agree
 
 auto = importlib.import_module("deeppcr.solving.problem")
+variants = importlib.import_module("deeppcr.lower.variants")
 CHAIN, Z0 = CHAINS["elementwise"]
 LOOP = "stablehlo.while"
 
@@ -23,7 +24,7 @@ def both(monkeypatch):
     newton = Choice(deeppcr.Newton(), {}), Choice(deeppcr.Adjoint(linear="pcr"), {})
     loop = Choice(deeppcr.Sequential(), {})
     on = {"cuda": newton, "cpu": (loop, choose_adjoint)}
-    monkeypatch.setattr(auto, "platforms", lambda: ("cuda", "cpu"))
+    monkeypatch.setattr(variants, "platforms", lambda: ("cuda", "cpu"))
     monkeypatch.setattr(auto, "choose_method", lambda chain, name: on[name][0])
     monkeypatch.setattr(
         auto,
@@ -58,7 +59,7 @@ def conditions(text):
 )
 def test_each_platform_gets_its_own(both, monkeypatch, f, names, waiting):
     """Newton's own loop waits for its result, and corrections of an adjoint that is not right."""
-    monkeypatch.setattr(auto, "platforms", lambda: names)
+    monkeypatch.setattr(variants, "platforms", lambda: names)
     cpu, cuda = lowered(f, "cpu"), lowered(f, "cuda")
     assert (conditions(cpu), conditions(cuda)) == (0, waiting)
     assert cpu.count(LOOP) >= 1
@@ -85,7 +86,7 @@ def test_a_program_for_both_is_exported(both):
 def test_where_platforms_agree_there_is_one_program(monkeypatch, parallel):
     texts = set()
     for names in (("cpu",), ("cpu", "cuda", "tpu"), ("tpu", "cpu")):
-        monkeypatch.setattr(auto, "platforms", lambda names=names: names)
+        monkeypatch.setattr(variants, "platforms", lambda names=names: names)
         texts.add(str(jax.make_jaxpr(gradient)(Z0, CHAIN.inputs)))
     assert len(texts) == 1
     assert "while[" in texts.pop()
