@@ -16,7 +16,7 @@ import jax
 from depth.device import Device
 from depth.fusion import Kernels
 from depth.graph import Block
-from depth.kernels import Loop, Program
+from depth.kernels import KernelLoop, KernelProgram
 from depth.loops import Expected
 from depth.models import find_device
 from depth.paths import Operations, Paths, summed
@@ -92,7 +92,7 @@ class Cost:
     unknown: tuple[Unknown, ...] = ()
     expected: tuple[Expected, ...] = ()
     paths: tuple[tuple[Paths, int], ...] = ()
-    graph: Block | Program = field(default=Program((), ()))
+    graph: Block | KernelProgram = field(default=KernelProgram((), ()))
     arrays: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -131,7 +131,7 @@ class Cost:
             work=times * self.work,
             bytes=times * self.bytes,
             paths=tuple((paths, times * often) for paths, often in self.paths),
-            graph=Program((), ((Loop(times, self._in_order, None, counted), 1),)),
+            graph=KernelProgram((), ((KernelLoop(times, self._in_order, None, counted), 1),)),
         )
 
     @cached_property
@@ -166,12 +166,14 @@ class Cost:
         return summed(counts)
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> KernelProgram:
         """Its kernels and loops, in order."""
-        return self.graph if isinstance(self.graph, Program) else Kernels().program(self.graph)
+        return (
+            self.graph if isinstance(self.graph, KernelProgram) else Kernels().program(self.graph)
+        )
 
     @property
-    def _in_order(self) -> Program:
+    def _in_order(self) -> KernelProgram:
         """The program as a trip of a loop, whose kernels wait for one another."""
         waits = sum(kernel.waits * often for kernel, often in self.program.kernels)
         return replace(self.program, path=waits)

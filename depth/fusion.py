@@ -17,7 +17,7 @@ from typing import Any
 from depth import work
 from depth.counts import nbytes, shape
 from depth.graph import START, Block, Branches, Call, Node, Scan, While
-from depth.kernels import Choice, Kernel, Loop, Program, Recurrence
+from depth.kernels import Kernel, KernelChoice, KernelLoop, KernelProgram, OneKernelLoop, Part
 from depth.primitives import primitive
 
 HOLDERS = frozenset(
@@ -33,10 +33,10 @@ class Kernels:
     """Turns graphs into programs, each once."""
 
     def __init__(self) -> None:
-        self._programs: dict[Block, Program] = {}
+        self._programs: dict[Block, KernelProgram] = {}
         self._sizes: dict[Block, int] = {}
 
-    def program(self, block: Block) -> Program:
+    def program(self, block: Block) -> KernelProgram:
         """The program of a graph."""
         if block not in self._programs:
             self._programs[block] = self._grouped(*self._flat(block))
@@ -50,14 +50,14 @@ class Kernels:
             self._sizes[block] = len(block.nodes) + sum(map(self._size, called))
         return self._sizes[block]
 
-    def _grouped(self, nodes: list[Node], ends: list[int]) -> Program:
+    def _grouped(self, nodes: list[Node], ends: list[int]) -> KernelProgram:
         parts: Counter[Any] = Counter()
         for node in nodes:
             if node.transfer:
                 parts[self._part(node)] += getattr(node.transfer, "times", 1)
-        return Program(tuple(Counter(fuse(nodes, ends)).items()), tuple(parts.items()))
+        return KernelProgram(tuple(Counter(fuse(nodes, ends)).items()), tuple(parts.items()))
 
-    def _part(self, node: Node) -> Loop | Choice | Recurrence | Program:
+    def _part(self, node: Node) -> Part:
         transfer: Any = node.transfer
         match transfer:
             case Call(block) if node.equation.primitive.name == ONE_KERNEL:
@@ -65,24 +65,24 @@ class Kernels:
             case Call(block) if node.equation.primitive.name == ONE_FUNCTION:
                 program = self.program(block)
                 parts = tuple(
-                    (replace(part, whole=True) if isinstance(part, Loop) else part, count)
+                    (replace(part, whole=True) if isinstance(part, KernelLoop) else part, count)
                     for part, count in program.parts
                 )
                 return replace(program, parts=parts)
             case Call(block):
                 return self.program(block)
             case Branches(blocks):
-                return Choice(tuple(map(self.program, blocks)))
+                return KernelChoice(tuple(map(self.program, blocks)))
             case Scan(trips=trips, unroll=unroll):
-                return Loop(trips, self._step(transfer), unroll=unroll)
+                return KernelLoop(trips, self._step(transfer), unroll=unroll)
             case While(condition, body, trips=trips, proven=proven):
                 nodes, ends = self._flat(body)
                 state = range(1 + transfer.body_consts, 1 + body.inputs)
                 inside = replace(self.program(body), path=_path(nodes, state, ends))
-                return Loop(trips, inside, self.program(condition), proven)
+                return KernelLoop(trips, inside, self.program(condition), proven)
         raise TypeError(f"no such transfer: {type(transfer).__name__}")
 
-    def _step(self, scan: Scan) -> Program:
+    def _step(self, scan: Scan) -> KernelProgram:
         """A step of a scan without what is the same in all of them.
 
         It copies each slice that a separate kernel reads or writes.
@@ -116,7 +116,7 @@ class Kernels:
         read_in = sum(nbytes(variable) for _, variable in scanned)
         written = sum(nbytes(variable) for _, variable in stacked)
         kernels = *program.kernels, *copies.items()
-        return Program(kernels, program.parts, stacks, read_in, written, path)
+        return KernelProgram(kernels, program.parts, stacks, read_in, written, path)
 
     def _flat(self, block: Block) -> tuple[list[Node], list[int]]:
         """The nodes of a graph, with small programs inlined, and the slots of the results.
@@ -154,13 +154,13 @@ class Kernels:
         return nodes, [place[slot] for slot in block.ends]
 
 
-def _recurrence(equation: Any, loop: Program) -> Recurrence:
+def _recurrence(equation: Any, loop: KernelProgram) -> OneKernelLoop:
     """A recurrence that is one kernel, by what its equation says of a step."""
     own = equation.params["kernel"]
     moved = sum(map(nbytes, [*equation.invars, *equation.outvars]))
     work = (("arithmetic", own.instructions),)
     kernel = Kernel("own", str(equation.outvars[0].aval.dtype), work, moved)
-    return Recurrence(own.waits, kernel, loop)
+    return OneKernelLoop(own.waits, kernel, loop)
 
 
 def _path(nodes: list[Node], starts: Iterable[int], ends: Iterable[int]) -> int:

@@ -35,7 +35,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, eq=False)
-class Loop:
+class KernelLoop:
     """``trips`` times ``condition`` and ``body``.
 
     ``counted``: whether the number of trips is known before the loop starts. ``unroll``: the number
@@ -44,8 +44,8 @@ class Loop:
     """
 
     trips: int
-    body: "Program"
-    condition: "Program | None" = None
+    body: "KernelProgram"
+    condition: "KernelProgram | None" = None
     counted: bool = True
     unroll: int = 1
     whole: bool = False
@@ -63,10 +63,10 @@ class Loop:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class KernelChoice:
     """One of several programs; the slowest counts."""
 
-    programs: "tuple[Program, ...]"
+    programs: "tuple[KernelProgram, ...]"
 
     @property
     def traffic(self) -> int:
@@ -80,7 +80,7 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False)
-class Recurrence:
+class OneKernelLoop:
     """A loop that is one kernel on a GPU, whose threads each run it for one example.
 
     ``waits``: operations of a thread that follow one another. ``loop``: the same on a device whose
@@ -89,7 +89,7 @@ class Recurrence:
 
     waits: int
     kernel: Kernel
-    loop: "Program"
+    loop: "KernelProgram"
 
     @property
     def traffic(self) -> int:
@@ -103,11 +103,11 @@ class Recurrence:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class KernelProgram:
     """Kernels and inner programs that run in order, with the multiplicity of each."""
 
     kernels: tuple[tuple[Kernel, int], ...]
-    parts: "tuple[tuple[Loop | Choice | Recurrence | Program, int], ...]"
+    parts: "tuple[tuple[Part, int], ...]"
     # Of the body of a loop: bytes of each array that is used in it and kept of all iterations.
     stacks: tuple[int, ...] = ()
     # Of the body of a loop: bytes of the slices that an iteration reads, and of those it writes.
@@ -116,9 +116,9 @@ class Program:
     # Of the body of a loop: operations in a row from one state to the next, as `Kernel.waits`.
     path: int = 0
 
-    def __add__(self, other: "Program") -> "Program":
+    def __add__(self, other: "KernelProgram") -> "KernelProgram":
         """Both programs in order."""
-        return Program((*self.kernels, *other.kernels), (*self.parts, *other.parts))
+        return KernelProgram((*self.kernels, *other.kernels), (*self.parts, *other.parts))
 
     @property
     def traffic(self) -> int:
@@ -147,3 +147,6 @@ class Program:
         """The bytes that its own kernels read and write with one kernel per array."""
         kept = sum(2 * nbytes + 8 for nbytes in self.stacks)  # with the index
         return sum(count * kernel.apart for kernel, count in self.kernels) + kept
+
+
+Part = KernelLoop | KernelChoice | OneKernelLoop | KernelProgram

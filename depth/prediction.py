@@ -9,7 +9,7 @@ Patterson's roofline, 2009, is this for one kernel.)
 """
 
 from depth.device import CALLED, Device
-from depth.kernels import Choice, Kernel, Loop, Program, Recurrence
+from depth.kernels import Kernel, KernelChoice, KernelLoop, KernelProgram, OneKernelLoop, Part
 from depth.processor import Processor
 
 # On accelerators several steps are fused to one kernel, except for products that are not small;
@@ -21,7 +21,7 @@ FUSED_STEPS, FUSED_PRODUCT = 4, 4096  # operations
 GRAPH = 5
 
 
-def seconds_of(program: Program, device: Device) -> float:
+def seconds_of(program: KernelProgram, device: Device) -> float:
     """Seconds of all kernels and loops of a program, without the latency of a call."""
     return (Processor if device.platform == "cpu" else Seconds)(device).program(program)
 
@@ -31,9 +31,9 @@ class Seconds:
 
     def __init__(self, device: Device):
         self.device = device
-        self._known: dict[tuple[Program, bool, int], float] = {}
+        self._known: dict[tuple[KernelProgram, bool, int], float] = {}
 
-    def program(self, program: Program, unrolled: bool = False, unroll: int = 1) -> float:
+    def program(self, program: KernelProgram, unrolled: bool = False, unroll: int = 1) -> float:
         """Seconds of the kernels and parts of a program, one after another.
 
         ``unrolled``: whether it is in an unrolled loop. ``unroll``: how many such programs a trip
@@ -50,17 +50,17 @@ class Seconds:
             self._known[key] = launch + kernels + parts
         return self._known[key]
 
-    def _is_captured(self, program: Program, unrolled: bool, unroll: int) -> bool:
+    def _is_captured(self, program: KernelProgram, unrolled: bool, unroll: int) -> bool:
         """Whether its own kernels are a CUDA graph, as if none of its parts lay between."""
         if self.device.node_latency is None:
             return False
         launches = sum(count * self._share(kernel, unrolled) for kernel, count in program.kernels)
         return unroll * launches >= GRAPH
 
-    def part(self, part: Loop | Choice | Recurrence | Program, unrolled: bool) -> float:
+    def part(self, part: Part, unrolled: bool) -> float:
         """Seconds of a program inside another."""
         match part:
-            case Loop(trips, body, condition, counted, unroll):
+            case KernelLoop(trips, body, condition, counted, unroll):
                 if unroll > 1 and unroll >= trips:
                     return trips * self.program(body, unrolled, trips)  # no loop is left
                 around = self.device.loop_latency if counted else self.device.trip_latency
@@ -69,12 +69,12 @@ class Seconds:
                 is_free = counted and self.device.node_latency is not None
                 test = self.program(condition) if condition and not is_free else 0.0
                 return trips * step + trips / unroll * (around + test)
-            case Recurrence(waits, kernel, loop):
+            case OneKernelLoop(waits, kernel, loop):
                 wait = self.device.operation_latency
                 if wait is None:
                     return self.program(loop, unrolled)
                 return max(self.kernel(kernel, unrolled), self.device.kernel_latency + waits * wait)
-            case Choice(programs):
+            case KernelChoice(programs):
                 return max(self.program(program, unrolled) for program in programs)
         return self.program(part, unrolled)
 

@@ -6,9 +6,17 @@ that wait for one another from state to state, or as all of its operations, if t
 """
 
 from depth.device import Device
-from depth.kernels import LIBRARY, Choice, Kernel, Loop, Program, Recurrence
+from depth.kernels import (
+    LIBRARY,
+    Kernel,
+    KernelChoice,
+    KernelLoop,
+    KernelProgram,
+    OneKernelLoop,
+    Part,
+)
 
-# XLA's count of the bytes of a trip over that of `Program.apart`: the counter, and the
+# XLA's count of the bytes of a trip over that of `KernelProgram.apart`: the counter, and the
 # concatenation of what several steps write (jax 0.10.2, 80 loops of up to 4 kB).
 COUNTED, COUNTED_UNROLLED, COUNTER = 1.1, 2.0, 28
 # Operations of a product that one thread computes before others are awake (jax 0.12.0 and 0.10.2).
@@ -23,9 +31,9 @@ class Processor:
     def __init__(self, device: Device):
         self.device = device
         self._wait = device.operation_latency or 0.0
-        self._known: dict[tuple[Program, str], float] = {}
+        self._known: dict[tuple[KernelProgram, str], float] = {}
 
-    def program(self, program: Program, place: str = "") -> float:
+    def program(self, program: KernelProgram, place: str = "") -> float:
         """Seconds of the kernels and parts of a program, one after another."""
         key = program, place
         if key not in self._known:
@@ -34,26 +42,28 @@ class Processor:
             self._known[key] = kernels + parts
         return self._known[key]
 
-    def part(self, part: Loop | Choice | Recurrence | Program, place: str) -> float:
+    def part(self, part: Part, place: str) -> float:
         """Seconds of a program inside another."""
         match part:
-            case Loop():
+            case KernelLoop():
                 return self._loop(part, place)
-            case Recurrence():
+            case OneKernelLoop():
                 return self.program(part.loop, place)
-            case Choice(programs):
+            case KernelChoice(programs):
                 return max(self.program(program, place) for program in programs)
         return self.program(part, place)
 
-    def is_one_function(self, loop: Loop) -> bool:
+    def is_one_function(self, loop: KernelLoop) -> bool:
         """Whether a loop is compiled to one function, without a call for each kernel."""
         body = loop.body
         scale = COUNTED if loop.unroll == 1 else loop.unroll * COUNTED_UNROLLED
-        inside = (isinstance(part, Loop) and self.is_one_function(part) for part, _ in body.parts)
+        inside = (
+            isinstance(part, KernelLoop) and self.is_one_function(part) for part, _ in body.parts
+        )
         is_small = scale * body.apart + COUNTER < self.device.small_loop
         return loop.whole or (is_small and not body.calls_library and all(inside))
 
-    def _loop(self, loop: Loop, place: str) -> float:
+    def _loop(self, loop: KernelLoop, place: str) -> float:
         device, body = self.device, loop.body
         # What a loop reads is mostly in the cache, where a trip reads ahead.
         step = (body.read / 2 + body.written) / device.bandwidth

@@ -5,7 +5,7 @@ import pytest
 from jax import lax
 
 import depth
-from depth.kernels import Choice, Kernel, Loop, Program
+from depth.kernels import Kernel, KernelChoice, KernelLoop, KernelProgram
 from depth.report import table
 from tests.depth.cases import f, sines
 
@@ -92,8 +92,11 @@ def test_only_costs_can_be_added():
 
 def test_traffic_of_loops_and_branches():
     kernel = Kernel("elementwise", "float32", (), 5)
-    one = Program(((kernel, 2),), ())
-    two = Program(((kernel, 1),), ((Loop(3, one, condition=one), 1), (Choice((one, one + one)), 2)))
+    one = KernelProgram(((kernel, 2),), ())
+    two = KernelProgram(
+        ((kernel, 1),),
+        ((KernelLoop(3, one, condition=one), 1), (KernelChoice((one, one + one)), 2)),
+    )
     assert one.traffic == 10
     assert two.traffic == 5 + 3 * (10 + 10) + 2 * 20
 

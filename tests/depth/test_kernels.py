@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import depth
-from depth.kernels import Choice
+from depth.kernels import KernelChoice
 from tests.depth.cases import b, f, i, sines
 
 
@@ -218,7 +218,7 @@ def test_a_while_loop_is_counted_only_if_its_turns_are_proven():
 
 def test_a_branch_is_a_choice():
     inner = part(program(lambda p, x: lax.cond(p, lambda x: x @ x, lax.sin, x), b(), W))
-    assert isinstance(inner, Choice)
+    assert isinstance(inner, KernelChoice)
     assert sorted(map(str, map(kinds, inner.programs))) == ["{'elementwise': 1}", "{'product': 1}"]
     inner = part(program(lambda n, x: lax.switch(n, [lax.sin, lax.cos, lambda x: x], x), N, X))
     assert sorted(len(p.kernels) for p in inner.programs) == [0, 1, 1]

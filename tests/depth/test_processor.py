@@ -74,7 +74,7 @@ def is_one_function(fn, *args, small_loop):
     """Whether the only loop of a program is."""
     program = depth.analyze(fn, *args).program
     found = [part for part, _ in program.parts]
-    while not isinstance(found[0], depth.kernels.Loop):
+    while not isinstance(found[0], depth.kernels.KernelLoop):
         found = [part for part, _ in found[0].parts]
     return Processor(CPU.replace(small_loop=small_loop)).is_one_function(found[0])
 

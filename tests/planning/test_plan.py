@@ -19,7 +19,7 @@ from deeppcr.lower.variants import compiled_for
 from deeppcr.planning import compiling
 from deeppcr.planning.candidates import NAMES, Candidate, baseline, instance_of
 from deeppcr.planning.plan import SLOW
-from depth.kernels import Choice, Kernel, Loop, Program, Recurrence
+from depth.kernels import Kernel, KernelChoice, KernelLoop, KernelProgram, OneKernelLoop
 from tests.planning.chains import CHAINS, L, elementwise, gated, like
 from tests.problems import PROBLEMS, assert_agree, backpropagate, normal, oracle, solve, trajectory
 
@@ -258,13 +258,19 @@ def test_what_compiling_takes_grows_with_kernels_and_matrices():
     def kernel(kind, pieces):
         return Kernel(kind, "float32", (), 0, pieces)
 
-    inner = Program(((kernel("product", 100), 2), (kernel("elementwise", 100), 3)), ())
-    most = Program(((kernel("transposed product", 10**6), 1), (kernel("vector product", 9), 1)), ())
-    loop = Loop(1000, inner, most)
-    parts = ((loop, 1), (Choice((inner, most)), 1), (Recurrence(5, kernel("own", 1), inner), 2))
+    inner = KernelProgram(((kernel("product", 100), 2), (kernel("elementwise", 100), 3)), ())
+    most = KernelProgram(
+        ((kernel("transposed product", 10**6), 1), (kernel("vector product", 9), 1)), ()
+    )
+    loop = KernelLoop(1000, inner, most)
+    parts = (
+        (loop, 1),
+        (KernelChoice((inner, most)), 1),
+        (OneKernelLoop(5, kernel("own", 1), inner), 2),
+    )
     one, two = 203, compiling.MOST + 1
     expected = compiling.SECONDS * (one + two + one + two + 2 * one)
-    assert compiling.tpu_seconds(Program((), parts)) == pytest.approx(expected)
+    assert compiling.tpu_seconds(KernelProgram((), parts)) == pytest.approx(expected)
 
 
 def test_what_is_printed():
