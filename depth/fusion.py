@@ -16,7 +16,7 @@ from typing import Any
 
 from depth import work
 from depth.counts import nbytes, shape
-from depth.graph import START, Block, Branches, Call, Node, Scan, While
+from depth.graph import START, Block, Branches, CalledProgram, Node, Scan, While
 from depth.kernels import Kernel, KernelChoice, KernelLoop, KernelProgram, OneKernelLoop, Part
 from depth.primitives import primitive
 
@@ -46,7 +46,7 @@ class Kernels:
         """The number of operations of a graph, including called programs."""
         if block not in self._sizes:
             held: list[Any] = [node.transfer for node in block.nodes]
-            called = [transfer.block for transfer in held if isinstance(transfer, Call)]
+            called = [transfer.block for transfer in held if isinstance(transfer, CalledProgram)]
             self._sizes[block] = len(block.nodes) + sum(map(self._size, called))
         return self._sizes[block]
 
@@ -60,16 +60,16 @@ class Kernels:
     def _part(self, node: Node) -> Part:
         transfer: Any = node.transfer
         match transfer:
-            case Call(block) if node.equation.primitive.name == ONE_KERNEL:
+            case CalledProgram(block) if node.equation.primitive.name == ONE_KERNEL:
                 return _recurrence(node.equation, self.program(block))
-            case Call(block) if node.equation.primitive.name == ONE_FUNCTION:
+            case CalledProgram(block) if node.equation.primitive.name == ONE_FUNCTION:
                 program = self.program(block)
                 parts = tuple(
                     (replace(part, whole=True) if isinstance(part, KernelLoop) else part, count)
                     for part, count in program.parts
                 )
                 return replace(program, parts=parts)
-            case Call(block):
+            case CalledProgram(block):
                 return self.program(block)
             case Branches(blocks):
                 return KernelChoice(tuple(map(self.program, blocks)))
@@ -134,7 +134,7 @@ class Kernels:
                 call = node.transfer
                 own = node.equation.primitive.name in (ONE_KERNEL, ONE_FUNCTION)
                 if (
-                    isinstance(call, Call)
+                    isinstance(call, CalledProgram)
                     and not own
                     and call.times == 1
                     and self._size(call.block) <= most

@@ -149,7 +149,7 @@ class Block:
 
 
 @dataclass(eq=False)
-class Call(Transfer):
+class CalledProgram(Transfer):
     """One program, run once.
 
     Input i of it is the operand ``sources[i]`` (None: START), result j its end ``results[j]``.

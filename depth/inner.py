@@ -8,7 +8,7 @@ import jax
 
 from depth import counts
 from depth.counts import ceil_log2, size
-from depth.graph import Branches, Call, Scan, While
+from depth.graph import Branches, CalledProgram, Scan, While
 from depth.jaxprs import called, is_reference, scan_parts, without_constants
 from depth.loops import while_loop
 from depth.maxplus import Algebra
@@ -67,7 +67,9 @@ def custom_linear_solve(reading: Reading, equation: Any) -> None:
     first = lengths.matvec + lengths.vecmat
     sources = [*range(first, first + lengths.solve), *range(sum(lengths), len(equation.invars))]
     block = reading.inner(equation, jaxprs.solve)
-    reading.enter(equation, Call(block, len(equation.invars), sources, range(len(block.outputs))))
+    reading.enter(
+        equation, CalledProgram(block, len(equation.invars), sources, range(len(block.outputs)))
+    )
 
 
 @enters("call_hi_primitive", "call_hi_primitive_linearized")
@@ -222,7 +224,7 @@ def pallas_call(reading: Reading, equation: Any) -> None:
         reading.note(equation, "the steps of its grid are taken as side by side; one counts")
     ends = [len(block.outputs) + operands + i for i in range(results)]
     sources = [*range(operands), *[None] * (block.inputs - operands)]
-    reading.enter(equation, Call(block, operands, sources, ends, steps))
+    reading.enter(equation, CalledProgram(block, operands, sources, ends, steps))
 
 
 @enters("reference")

@@ -10,7 +10,7 @@ from typing import Any
 
 from depth import counts
 from depth.counts import ceil_log2, elements, traffic
-from depth.graph import START, Block, Call, Node, Totals, Transfer
+from depth.graph import START, Block, CalledProgram, Node, Totals, Transfer
 from depth.jaxprs import (
     NOWHERE,
     Location,
@@ -256,7 +256,9 @@ class Reading:
         """
         operands = range(first, len(equation.invars))
         written = [equation.invars[operands[i]] for i in block.references]
-        transfer = Call(block, len(equation.invars), operands, range(len(block.ends)), times)
+        transfer = CalledProgram(
+            block, len(equation.invars), operands, range(len(block.ends)), times
+        )
         self.enter(equation, transfer, written)
 
 

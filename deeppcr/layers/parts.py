@@ -1,10 +1,11 @@
 """Taking layers apart into arrays, which differ between layers, and code, which they share.
 
-`deeppcr.stack` needs it, since `deeppcr.unstack` returns layers again. A layer becomes a tree of
-`Code`, with slots where it has arrays: registered pytrees (modules of flax nnx and of equinox among
-them), functions with their defaults and with what they close over, partials, methods, bound modules
-of flax linen, pairs ``(apply, params)``. It can be rebuilt with other arrays. Two layers are equal
-if their trees are, and if their arrays have equal types.
+`deeppcr.stack` needs it, since `deeppcr.unstack` returns layers again; and so do copies on which
+layers are traced. A layer becomes a tree of `LayerCode`, with slots where it has arrays: registered
+pytrees (modules of flax nnx and of equinox among them), functions with their defaults and with what
+they close over, partials, methods, bound modules of flax linen, pairs ``(apply, params)``. It can
+be rebuilt with other arrays. Two layers are equal if their trees are, and if their arrays have
+equal types.
 """
 
 import dataclasses
@@ -70,7 +71,7 @@ def held_by(value: Any) -> tuple[Any, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Code:
+class LayerCode:
     """What equal layers share.
 
     Attributes:
@@ -80,7 +81,7 @@ class Code:
     """
 
     key: Hashable
-    parts: tuple["Code", ...] = ()
+    parts: tuple["LayerCode", ...] = ()
     make: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def build(self, arrays: Iterator[Any]) -> Any:
@@ -90,10 +91,10 @@ class Code:
         return self.make(build(self.parts, arrays))
 
 
-ARRAY = Code("array")
+ARRAY = LayerCode("array")
 
 
-def build(codes: Iterable[Code], arrays: Iterable[Any]) -> list[Any]:
+def build(codes: Iterable[LayerCode], arrays: Iterable[Any]) -> list[Any]:
     """Values of these codes, with the ``arrays`` of the first, of the second, ..."""
     source = iter(arrays)
     return [code.build(source) for code in codes]
@@ -118,7 +119,7 @@ class Identity:
 def key_of(value: Any) -> Hashable:
     """A key, equal for two values if no program can tell them apart, as it can 1 and True."""
     kind: Any = type(value)
-    if kind is Code:
+    if kind is LayerCode:
         return kind, value
     if kind in (tuple, list):
         return kind, tuple(map(key_of, value))
@@ -131,7 +132,7 @@ def key_of(value: Any) -> Hashable:
     return kind, value, repr(value)
 
 
-def take_apart(layer: Any, holders: list[Any] | None = None) -> tuple[Code, list[Any]]:
+def take_apart(layer: Any, holders: list[Any] | None = None) -> tuple[LayerCode, list[Any]]:
     """The code of a layer, and its arrays.
 
     Args:
@@ -144,7 +145,7 @@ def take_apart(layer: Any, holders: list[Any] | None = None) -> tuple[Code, list
     """
     arrays: list[Any] = []
 
-    def split(value: Any, held: tuple[Any, ...] = ()) -> Code:
+    def split(value: Any, held: tuple[Any, ...] = ()) -> LayerCode:
         is_numbers = type(value) is np.ndarray and value.dtype.kind in "fcV"
         if is_numbers or isinstance(value, jax.Array):
             arrays.append(value)
@@ -154,13 +155,13 @@ def take_apart(layer: Any, holders: list[Any] | None = None) -> tuple[Code, list
         key, parts, make = _composite(value)
         if isinstance(value, (types.CellType, variable)):
             held = *held, value
-        return Code(key, tuple(split(part, held) for part in parts), make)
+        return LayerCode(key, tuple(split(part, held) for part in parts), make)
 
     variable = getattr(sys.modules.get("flax.nnx"), "Variable", ())
     return split(as_callable(layer)), arrays
 
 
-def changes(layer: Any, code: Code, arrays: list[Any]) -> str:
+def changes(layer: Any, code: LayerCode, arrays: list[Any]) -> str:
     """What has changed in a layer since it was taken apart, as text; "" if nothing."""
     before = list(map(id, arrays))
     try:

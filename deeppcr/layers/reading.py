@@ -13,7 +13,7 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.checks import describe
 from deeppcr.layers.parts import (
     ARRAY,
-    Code,
+    LayerCode,
     NotApart,
     as_callable,
     changes,
@@ -40,7 +40,7 @@ class Layer(NamedTuple):
         changes: what a call changes in the layer, or in what it takes, as text; "" if nothing.
     """
 
-    code: Code
+    code: LayerCode
     arrays: list[Any]
     takes: Any
     returns: Any
@@ -150,7 +150,7 @@ def trace_layer(layer: Callable[[Any], Any], x: Any) -> Layer:
     key = signature(program)[0], len(arrays), takes, returns
     after = [abstract(result.aval) for result in without_constants(closed).outvars]
     return Layer(
-        Code(key, (ARRAY,) * len(arrays), make),
+        LayerCode(key, (ARRAY,) * len(arrays), make),
         arrays,
         x,
         jax.tree.unflatten(returns, after),

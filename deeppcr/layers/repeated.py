@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from deeppcr.arrays.avals import of_step
-from deeppcr.layers.parts import Code, build, changes, take_apart
+from deeppcr.layers.parts import LayerCode, build, changes, take_apart
 from deeppcr.layers.reading import shape_of, trace_layer
 from deeppcr.lower import stack
 
@@ -29,7 +29,7 @@ class Repeated:
     """
 
     arrays: list[Any]
-    code: Code
+    code: LayerCode
     shared: tuple[bool, ...]
     length: int
 
@@ -97,9 +97,9 @@ class Repeated:
 
 
 def _build(
-    code: Code, arrays: Iterator[tuple[Any, bool]], made: dict[Any, Any], place: Any = ()
+    code: LayerCode, arrays: Iterator[tuple[Any, bool]], made: dict[Any, Any], place: Any = ()
 ) -> tuple[Any, set[bool]]:
-    """See `Code.build`; a part whose arrays are all shared is ``made`` once.
+    """See `LayerCode.build`; a part whose arrays are all shared is ``made`` once.
 
     ``arrays``: each with whether it is shared, of which a part returns all; ``place``: the indices
     of the part.
@@ -118,7 +118,7 @@ def _build(
 
 
 def stack_layers(
-    layers: Sequence[tuple[Code, list[Any]]], period: int, same: Sequence[Any] | None = None
+    layers: Sequence[tuple[LayerCode, list[Any]]], period: int, same: Sequence[Any] | None = None
 ) -> Repeated:
     """The chain of layers, taken apart, that repeat with the ``period``.
 
@@ -140,7 +140,7 @@ def stack_layers(
     pairs = list(zip(columns, shared, strict=True))
     stacked = iter(_stack([column for column, is_one in pairs if not is_one]))
     arrays = [column[0] if is_one else next(stacked) for column, is_one in pairs]
-    code = Code(list, tuple(code for code, _ in layers[:period]), list)
+    code = LayerCode(list, tuple(code for code, _ in layers[:period]), list)
     return Repeated(list(map(jnp.asarray, arrays)), code, tuple(shared), len(starts))
 
 

@@ -9,7 +9,7 @@ import jax
 
 from deeppcr.arrays.avals import abstract
 from deeppcr.checks import folded
-from deeppcr.layers.parts import Code, NotApart, take_apart
+from deeppcr.layers.parts import LayerCode, NotApart, take_apart
 from deeppcr.layers.reading import Layer, call, listed, read, shape_of, trace_copy, types_of
 from deeppcr.layers.repeated import Repeated, stack_layers
 from depth.report import table
@@ -167,7 +167,7 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
     """
     if isinstance(layers, Repeated):
         return layers
-    parts = list[tuple[Code, list[Any]]]()
+    parts = list[tuple[LayerCode, list[Any]]]()
     same = list[list[Any]]()
     for number, layer in enumerate(listed(layers)):
         holders: list[Any] = []

@@ -33,7 +33,7 @@ WEIGHTS = (
 RUNGE_KUTTA_STEPS = 3
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """A call of the model, and the step after it.
 
     Attributes:
@@ -99,7 +99,7 @@ def pndm(config: Config, steps: int) -> Table:
     return tabulate(config, called, alpha, sigma, update)
 
 
-def _first_twice(times: np.ndarray, stride: int, start: int) -> list[Call]:
+def _first_twice(times: np.ndarray, stride: int, start: int) -> list[ModelCall]:
     """The multistep method, which takes its first step twice.
 
     The second time is twice among those of the calls. A sampler that starts later takes the rest of
@@ -110,26 +110,26 @@ def _first_twice(times: np.ndarray, stride: int, start: int) -> list[Call]:
         known = max(index - start, 0)
         if known == 1:
             mean = 0.5 * OUTPUT + 0.5 * OUTPUTS[1]
-            call = Call(time, time + stride, time, mean, START, remember=False)
+            call = ModelCall(time, time + stride, time, mean, START, remember=False)
         else:
-            call = Call(time, time, time - stride, _adams_bashforth(min(max(known, 1), 4)))
+            call = ModelCall(time, time, time - stride, _adams_bashforth(min(max(known, 1), 4)))
         calls.append(call)
     return calls
 
 
-def _runge_kutta(times: np.ndarray, stride: int) -> list[Call]:
+def _runge_kutta(times: np.ndarray, stride: int) -> list[ModelCall]:
     """Three steps of four calls: at the start, twice half a step later, and at the end."""
     calls, half = [], stride // 2
     for begin, end in pairwise(times[: RUNGE_KUTTA_STEPS + 1]):
         middle, more = end + half, STAGES + 1 / 3 * OUTPUT
         calls += [
-            Call(begin, begin, begin - half, OUTPUT, stages=1 / 6 * OUTPUT),
-            Call(middle, begin, middle, OUTPUT, START, False, more),
-            Call(middle, begin, end, OUTPUT, START, False, more),
-            Call(end, begin, end, STAGES + 1 / 6 * OUTPUT, START, False),
+            ModelCall(begin, begin, begin - half, OUTPUT, stages=1 / 6 * OUTPUT),
+            ModelCall(middle, begin, middle, OUTPUT, START, False, more),
+            ModelCall(middle, begin, end, OUTPUT, START, False, more),
+            ModelCall(end, begin, end, STAGES + 1 / 6 * OUTPUT, START, False),
         ]
     rest = times[RUNGE_KUTTA_STEPS:]
-    return calls + [Call(time, time, time - stride, _adams_bashforth(4)) for time in rest]
+    return calls + [ModelCall(time, time, time - stride, _adams_bashforth(4)) for time in rest]
 
 
 def _adams_bashforth(order: int) -> Terms:

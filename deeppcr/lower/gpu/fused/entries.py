@@ -22,7 +22,7 @@ from deeppcr.lower.gpu.fused.operations import CannotFuse, Code, convert, operat
 from depth.jaxprs import Program, called, constants_of, interpret
 from depth.primitives import primitive
 
-Call = Callable[[Sequence[Any]], Any]  # a function of entries
+OfEntries = Callable[[Sequence[Any]], Any]  # a function of entries
 Axes = tuple[int | None, ...]  # of the examples: for each batch axis of the state, or None
 
 
@@ -136,24 +136,24 @@ def _own(equation: Any, examples: Axes, axes: Sequence[int]) -> None:
 # -- rules ----------------------------------------------------------------------------------------
 
 
-def _of_rows(call: Call, rows: np.ndarray) -> np.ndarray:
+def _of_rows(call: OfEntries, rows: np.ndarray) -> np.ndarray:
     """A table of what a function makes of each row of another, along its last axis."""
     shape = rows.shape[:-1]
     return table_of([call(list(rows[index])) for index in np.ndindex(shape)], shape)
 
 
-def _of_each(call: Call, *tables: np.ndarray) -> np.ndarray:
+def _of_each(call: OfEntries, *tables: np.ndarray) -> np.ndarray:
     """A table of what a function makes of the entries of others."""
     return _of_rows(call, np.stack(np.broadcast_arrays(*tables), -1))
 
 
-def _elementwise(out: Any, operands: list[Entries], call: Call) -> Entries:
+def _elementwise(out: Any, operands: list[Entries], call: OfEntries) -> Entries:
     tables, examples = _together(operands, out.aval.ndim)
     found = _of_each(call, *tables)
     return Entries(np.broadcast_to(found, own_shape(out.aval.shape, examples)), examples)
 
 
-def _named(name: str, dtype: Any, apply: Code) -> Call:
+def _named(name: str, dtype: Any, apply: Code) -> OfEntries:
     """The operation of entries of a dtype that a primitive stands for."""
     return partial(apply, operation(name, dtype, dtype))
 
@@ -212,7 +212,7 @@ def _branches(apply: Code, equation: Any, operands: list[Entries]) -> list[Entri
     return found
 
 
-def _between_two(apply: Code, equation: Any) -> Call:
+def _between_two(apply: Code, equation: Any) -> OfEntries:
     """The operation of two entries that a primitive like ``reduce_sum`` or ``cumsum`` repeats."""
     own = equation.primitive.name.removeprefix("reduce_").removeprefix("cum")
     return _named(
@@ -234,7 +234,7 @@ def _reduced(apply: Code, equation: Any, operands: list[Entries]) -> list[Entrie
     return [Entries(_of_rows(partial(_tree, call), rows), examples)]
 
 
-def _tree(call: Call, entries: list[Any]) -> Any:
+def _tree(call: OfEntries, entries: list[Any]) -> Any:
     while len(entries) > 1:
         pairs = [call(entries[k : k + 2]) for k in range(0, len(entries) - 1, 2)]
         entries = pairs + entries[2 * len(pairs) :]

@@ -11,7 +11,7 @@ from string import Template
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.memory import arrays_of, assigned, block, entered
-from deeppcr.lower.gpu.fused.recurring import Kernel
+from deeppcr.lower.gpu.fused.recurring import CudaKernel
 from deeppcr.lower.gpu.fused.sides import slots
 from deeppcr.lower.gpu.fused.step import FusedStep
 
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__($threads, $resident) kernel($pointe
 """)
 
 
-def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
+def kernel_of(step: FusedStep, length: int, reverse: bool) -> CudaKernel:
     """The kernel of a chain of this length, which is at least 1.
 
     ``reverse``: whether the first step is the last of the arrays.
@@ -120,4 +120,4 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> Kernel:
         whole=whole,
         rest=length - whole,
     )
-    return Kernel(FUNCTIONS + text, -(-step.threads // threads), threads, ahead=ahead)
+    return CudaKernel(FUNCTIONS + text, -(-step.threads // threads), threads, ahead=ahead)

@@ -18,7 +18,7 @@ import numpy as np
 
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import INSTRUCTIONS
-from deeppcr.lower.gpu.fused.recurring import Kernel
+from deeppcr.lower.gpu.fused.recurring import CudaKernel
 from deeppcr.lower.variants import platform, platforms
 
 TARGET = "__gpu$xla.gpu.ptx"
@@ -87,7 +87,7 @@ def largest_cluster() -> int:
 def refused(device: Any) -> str:
     """Why a device does not run a kernel that XLA calls; empty if it does, as a trial shows."""
     one = jax.ShapeDtypeStruct((1,), np.float32)
-    trial = jax.jit(lambda x: launch(Kernel(TRIAL, 1, 1), [x], [one])[0])
+    trial = jax.jit(lambda x: launch(CudaKernel(TRIAL, 1, 1), [x], [one])[0])
     try:
         (found,) = alone(device, lambda: np.asarray(trial(np.ones(1, np.float32))))
     except Exception as error:  # whatever the driver or a later XLA says
@@ -112,7 +112,7 @@ def alone(device: Any, trial: Callable[[], Any]) -> Any:
         return thread.submit(run).result()
 
 
-def launch(kernel: Kernel, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def launch(kernel: CudaKernel, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of a kernel, in a program for a GPU: see `Launch`."""
     name = kernel.name
     sizes = {

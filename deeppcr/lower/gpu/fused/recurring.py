@@ -10,7 +10,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.step import FusedStep
 
 
-class Kernel(NamedTuple):
+class CudaKernel(NamedTuple):
     """A kernel, and how it is started.
 
     Attributes:
@@ -34,7 +34,7 @@ class Kernel(NamedTuple):
         return f"fused_{kind}_{hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
 
 
-Launch = Callable[[Kernel, Sequence[Any], Sequence[Any]], list[Any]]
+Launch = Callable[[CudaKernel, Sequence[Any], Sequence[Any]], list[Any]]
 """``(kernel, operands, types of the results) -> results``, in a program."""
 
 
@@ -54,7 +54,7 @@ class Recurring(ABC):
 
     @property
     @abstractmethod
-    def text(self) -> Kernel:
+    def text(self) -> CudaKernel:
         """The kernel, and how it is started."""
 
     @property

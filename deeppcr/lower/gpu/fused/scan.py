@@ -13,7 +13,7 @@ from jax import lax
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.call import call
 from deeppcr.lower.gpu.fused.kernel import kernel_of
-from deeppcr.lower.gpu.fused.recurring import Kernel, Launch, Recurring
+from deeppcr.lower.gpu.fused.recurring import CudaKernel, Launch, Recurring
 from deeppcr.lower.gpu.fused.step import FusedStep, flat
 from deeppcr.programs.cut_first import apply
 
@@ -25,7 +25,7 @@ class FusedScan(Recurring):
         return "fused_scan"
 
     @property
-    def text(self) -> Kernel:
+    def text(self) -> CudaKernel:
         """See `Recurring`."""
         return kernel_of(self.step, self.length, self.reverse)
 

@@ -20,7 +20,7 @@ from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.call import call
 from deeppcr.lower.gpu.fused.nvrtc import largest_cluster
 from deeppcr.lower.gpu.fused.operations import CannotFuse
-from deeppcr.lower.gpu.fused.recurring import Kernel, Launch, Recurring
+from deeppcr.lower.gpu.fused.recurring import CudaKernel, Launch, Recurring
 from deeppcr.lower.gpu.fused.windows import Grid, SolvedBelow, kernel_of
 
 OF_CHAINS = 3  # results for each chain, after the states
@@ -62,7 +62,7 @@ class FusedSolve(Recurring):
         return "fused_solve"
 
     @cached_property
-    def text(self) -> Kernel:
+    def text(self) -> CudaKernel:
         """See `Recurring`."""
         return kernel_of(self.step, self.length, self.reverse, self.below, largest_cluster())
 

@@ -20,7 +20,7 @@ from deeppcr.lower.gpu.fused.jacobian import linearised
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.memory import Array, arrays_of, assigned, block, entered
 from deeppcr.lower.gpu.fused.operations import CannotFuse, spelled
-from deeppcr.lower.gpu.fused.recurring import Kernel
+from deeppcr.lower.gpu.fused.recurring import CudaKernel
 from deeppcr.lower.gpu.fused.solve_text import TEXT
 from deeppcr.lower.gpu.fused.step import FusedStep, lanes_for
 
@@ -102,7 +102,7 @@ def lanes_of(step: FusedStep) -> int:
 
 def kernel_of(
     step: FusedStep, length: int, reverse: bool, criterion: SolvedBelow, cluster: int = 1
-) -> Kernel:
+) -> CudaKernel:
     """The kernel of a chain of this length, which is at least 1.
 
     Its results are the states of all steps, and for each example its iterations, the number of
@@ -166,7 +166,7 @@ def kernel_of(
             criterion.iterations, max(limits.LEAST_BUDGET, grid.span // limits.STEPS_OF_ITERATION)
         ),
     )
-    return Kernel(FUNCTIONS + text, grid.groups * grid.ranks, grid.threads, grid.ranks)
+    return CudaKernel(FUNCTIONS + text, grid.groups * grid.ranks, grid.threads, grid.ranks)
 
 
 def _of_rows(
