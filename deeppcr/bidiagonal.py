@@ -129,8 +129,7 @@ def _solved(
     if mesh is None:
         return solve(blocks, b, initial)
     spec = jax.typeof(b).sharding.spec
-    y: Array = with_auto_axes(solve, mesh, spec, blocks, b, initial)
-    return y
+    return with_auto_axes(solve, mesh, spec, blocks, b, initial)
 
 
 _solved_compiled = jax.jit(_solved, static_argnames=("solver", "reverse", "semiring"))

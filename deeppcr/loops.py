@@ -40,21 +40,22 @@ def iterate(
 ) -> T:
     """Repeat ``trip`` while ``goes_on``, which is false after ``budget`` trips.
 
-    Where a test is dear the first trips run in a counted loop, since extra trips do no harm.
+    Where a test is dear the first trips run in a counted loop, since extra trips do no harm. Not if
+    the budget is 0: then ``goes_on`` alone says when it ends, and it is expected not to run.
     ``name``: the scope of the loop. ``start``: a named tuple; a trip counts itself in its
-    ``iterations``, int32. ``expected``: the number of trips to expect.
+    ``iterations``, int32, if there is a budget. ``expected``: the number of trips to expect.
     """
     count = ahead(budget)
     if varying_axes(start):  # inside `jax.shard_map`; then the number of trips varies, too
         start = like(start, start)
         trip = _varying_like(start, trip)
-    begun = cast(Any, start).iterations
-
-    def after(trips: Any, state: Any) -> Any:  # the counter of the loop is the only one
-        return state._replace(iterations=begun + jnp.asarray(trips, jnp.int32))
-
     with named(name, min(expected, budget), count):
         if count:
+            begun = cast(Any, start).iterations
+
+            def after(trips: Any, state: Any) -> Any:  # the counter of the loop is the only one
+                return state._replace(iterations=begun + jnp.asarray(trips, jnp.int32))
+
             first = lax.fori_loop(0, count, lambda trips, state: trip(after(trips, state)), start)
             start = after(count, first)
         return lax.while_loop(goes_on, trip, start)

@@ -32,7 +32,6 @@ from deeppcr.linear import (
     System,
     find_solver,
     solve_judged,
-    working_dtype,
 )
 from deeppcr.linearize import (
     Dense,
@@ -171,8 +170,7 @@ class JacobianAdjoint:
         def shapes() -> Blocks:
             shape = (length, *layout.batch_shape, layout.width)
             states = abstract(chain.initial[0], shape, layout.dtype)
-            found: Blocks = jax.eval_shape(partial(self.linearization.blocks, chain), states)
-            return found
+            return jax.eval_shape(partial(self.linearization.blocks, chain), states)
 
         if isinstance(self.solver.chosen(length, shapes), Recurrence):
             size = self.linearization.bytes_per_step(chain.step, layout)
@@ -228,7 +226,7 @@ class JacobianAdjoint:
         layout, transposed = chain.layout, system.transposed
         solver = solver_on(chain.axis, self.solver)
         blocks = self.linearization.blocks(chain, layout.flatten(states))
-        solve = solver.solve_transposed_unguarded if transposed else solver.solve_unguarded
+        solve = partial(solver.solve_unguarded, transposed=transposed)
         if self.is_exact:
             is_right, left = self._by_exact(system, blocks, solve, solver.multiplies(blocks))
             return unless(is_right, unflattened(*left), by_steps)
@@ -254,13 +252,10 @@ class JacobianAdjoint:
         multiplies: bool,
     ) -> tuple[Array, Leaving]:
         """Whether the solution by exact blocks is as good as backpropagation's, and it."""
-        dtype = system.b.dtype
         if multiplies:
-            working = working_dtype(dtype)
-            system = dataclasses.replace(system, b=system.b.astype(working))
-            found = solve_judged(system, blocks.astype(working), solve, self.criterion.rtol)
-            left = found.leaving.astype(dtype), found.y.astype(dtype)
-            return found.prefix == system.total, left
+            blocks = blocks.astype(system.b.dtype)
+            found = solve_judged(system, blocks, solve, self.criterion.rtol)
+            return found.prefix == system.total, (found.leaving, found.y)
         y = leaving = solve(blocks, system.b)
         if system.transposed:
             leaving = Along().first(blocks, 1).transpose().apply(y[:1])

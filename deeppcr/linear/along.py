@@ -56,10 +56,6 @@ class Along:
         shape = (*even.shape[: self.axis], 2 * self.length(even), *even.shape[self.axis + 1 :])
         return self.first(jnp.stack(pair, self.axis + 1).reshape(shape), length)
 
-    def before(self, y: Array) -> Array:
-        """The state before each step: zero before the first."""
-        return self.shift(y, 1)
-
     def shift(self, tree: Tree, distance: int) -> Tree:
         """For each step, the entry ``distance`` steps before it; zero before the first step."""
         return self._pad(tree, distance, -distance)

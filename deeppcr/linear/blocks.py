@@ -42,18 +42,8 @@ class Blocks(ABC):
 
     @property
     @abstractmethod
-    def width(self) -> int:
-        """w, the number of entries of one state."""
-
-    @property
-    @abstractmethod
-    def batch_shape(self) -> tuple[int, ...]:
-        """The axes between the chain and the state."""
-
-    @property
-    @abstractmethod
-    def block_size(self) -> int:
-        """How many entries of a state each block couples: w if full, 1 if diagonal."""
+    def vector_shape(self) -> tuple[int, ...]:
+        """``[chain, *batch, w]``, the shape of the vectors that these blocks map."""
 
     @abstractmethod
     def apply(self, y: Array, use: Use = "derivative") -> Array:
@@ -78,6 +68,21 @@ class Blocks(ABC):
         return self, b, lambda y: y
 
     @property
+    def block_size(self) -> int:
+        """How many entries of a state each block couples: w if full, 1 if diagonal."""
+        return self.width
+
+    @property
+    def width(self) -> int:
+        """w, the number of entries of one state."""
+        return self.vector_shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The axes between the chain and the state."""
+        return self.vector_shape[1:-1]
+
+    @property
     def length(self) -> int:
         """L, the number of steps."""
         return self._leaf.shape[self.axis]
@@ -92,14 +97,8 @@ class Blocks(ABC):
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
 
     @property
-    def vector_shape(self) -> tuple[int, ...]:
-        """``[chain, *batch, w]``, the shape of the vectors that these blocks map."""
-        return (self.length, *self.batch_shape, self.width)
-
-    @property
     def _leaf(self) -> Array:
-        leaf: Array = jax.tree.leaves(self)[0]
-        return leaf
+        return jax.tree.leaves(self)[0]
 
     def astype(self, dtype: Any) -> Self:
         return jax.tree.map(lambda leaf: leaf.astype(dtype), self)
@@ -125,16 +124,8 @@ class Matrices(Blocks):
     matrix: Array
 
     @property
-    def width(self) -> int:
-        return self.matrix.shape[-1]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.matrix.shape[1:-2]
-
-    @property
-    def block_size(self) -> int:
-        return self.width
+    def vector_shape(self) -> tuple[int, ...]:
+        return self.matrix.shape[:-1]
 
     def apply(self, y: Array, use: Use = "derivative") -> Array:
         return matvec(self.matrix, y, use)
@@ -175,16 +166,8 @@ class StructOfArrays(Blocks):
     axis: ClassVar[int] = 2
 
     @property
-    def width(self) -> int:
-        return self.matrix.shape[0]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.matrix.shape[3:]
-
-    @property
-    def block_size(self) -> int:
-        return self.width
+    def vector_shape(self) -> tuple[int, ...]:
+        return (*self.matrix.shape[2:], self.matrix.shape[0])
 
     def apply(self, y: Array, use: Use = "derivative") -> Array:
         product = self.matrix[:, 0, None] * y[None, 0]
@@ -201,7 +184,14 @@ class StructOfArrays(Blocks):
 
 
 class Elementwise(Blocks):
-    """Blocks that couple no entries: their products are those of their numbers."""
+    """Blocks that couple no entries: their products are those of their numbers.
+
+    Kinds without an array of the shape of the vectors have ``batch_shape`` and ``width`` as fields.
+    """
+
+    @property
+    def vector_shape(self) -> tuple[int, ...]:
+        return (self.length, *self.batch_shape, self.width)
 
     @property
     def block_size(self) -> int:
@@ -232,12 +222,8 @@ class Diagonals(Elementwise):
     diagonal: Array
 
     @property
-    def width(self) -> int:
-        return self.diagonal.shape[-1]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.diagonal.shape[1:-1]
+    def vector_shape(self) -> tuple[int, ...]:
+        return self.diagonal.shape
 
     def apply(self, y: Array, use: Use = "derivative") -> Array:
         return self.diagonal * y

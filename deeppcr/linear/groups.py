@@ -128,8 +128,7 @@ def _permute(y: Array, order: np.ndarray) -> Array:
         lambda _, g: (_take(g, inverse), ()),
         lambda _, x: jnp.zeros_like(x[0]),
     )
-    permuted: Array = solved(gather, [], (y, ()))
-    return permuted
+    return solved(gather, [], (y, ()))
 
 
 def _take(y: Array, order: np.ndarray) -> Array:
@@ -173,12 +172,8 @@ class BlockDiagonals(Blocks):
         object.__setattr__(self, "groups", Groups.of(groups))
 
     @property
-    def width(self) -> int:
-        return self.groups.width
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.matrix.shape[1:-3]
+    def vector_shape(self) -> tuple[int, ...]:
+        return (*self.matrix.shape[:-3], self.groups.width)
 
     @property
     def block_size(self) -> int:

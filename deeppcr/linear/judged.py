@@ -29,7 +29,7 @@ from jax import Array, lax
 from deeppcr.arrays.state import Leaves
 from deeppcr.axis import ChainAxis
 from deeppcr.linear.blocks import Blocks
-from deeppcr.loops import CORRECTION, FALLBACK, fallback, steps_from
+from deeppcr.loops import CORRECTION, FALLBACK, fallback, iterate, steps_from
 
 UNITS = 16  # in the last place, up to which a residual is rounding
 FALLS = 4  # the factor by which a correction has to reduce the largest residual
@@ -112,8 +112,7 @@ class System:
                 passed, (done,) = steps_from(start, step, entry, [y], axis.backwards)
             return passed, done
 
-        left: Leaving = axis.sequentially(shard, jnp.zeros_like(y[0]), y)
-        return left
+        return axis.sequentially(shard, jnp.zeros_like(y[0]), y)
 
 
 class Judged(NamedTuple):
@@ -165,8 +164,7 @@ def solve_judged(
             return own.apply(y, "residual")
 
         def magnitudes(y: Array) -> Array:
-            found: Array = jax.tree.map(jnp.abs, own).apply(y, "residual")
-            return found
+            return jax.tree.map(jnp.abs, own).apply(y, "residual")
 
         received, passed = system.coupled(products, y)
         residual = b + received - y
@@ -190,10 +188,7 @@ def solve_judged(
     def goes_on(now: Judged) -> Array:
         return now.falls & (now.prefix < system.total)
 
-    first = judged(blocks, solve(blocks, b))
-    with fallback(CORRECTION):
-        end: Judged = lax.while_loop(goes_on, corrected, first)
-    return end
+    return iterate(CORRECTION, goes_on, corrected, judged(blocks, solve(blocks, b)), 0, 0)
 
 
 def usual_sizes(local: Array, axis: ChainAxis) -> tuple[Array, Array]:

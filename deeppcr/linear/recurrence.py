@@ -37,17 +37,14 @@ def solve_recurrence(
     leaves, tree = jax.tree.flatten(blocks)
 
     def with_blocks(known: Leaves) -> Blocks:
-        found: Blocks = jax.tree.unflatten(tree, known)
-        return found
+        return jax.tree.unflatten(tree, known)
 
     def product(known: Leaves, x: tuple[Array, Any]) -> Array:
-        y: Array = along.clear_first(with_blocks(known).apply(along.before(x[0])))
-        return y
+        return along.clear_first(with_blocks(known).apply(along.shift(x[0], 1)))
 
     solution = LinearMap(
         lambda known, x: solver.solve(with_blocks(known), x[0], reverse),
         lambda known, g: (solver.solve_transposed(with_blocks(known), g, reverse), ()),
         product,
     )
-    y: Array = solved(solution, leaves, (b, ()))
-    return y
+    return solved(solution, leaves, (b, ()))

@@ -50,13 +50,12 @@ class LinearSolver(ABC):
         """``lam_l = g_l + A_{l+1}^T lam_{l+1}``, ``lam_{L+1} = 0``: `solve` transposed."""
         return self._in_float32(partial(self._judged, transposed=True), blocks, g, reverse)
 
-    def solve_unguarded(self, blocks: Blocks, b: Array, reverse: bool = False) -> Array:
-        """`solve`, not judged by its residual: for what checks its result itself."""
-        return self._in_float32(self._solve, blocks, b, reverse)
-
-    def solve_transposed_unguarded(self, blocks: Blocks, g: Array, reverse: bool = False) -> Array:
-        """`solve_transposed`, not judged by its residual."""
-        return self._in_float32(self._solve_transposed, blocks, g, reverse)
+    def solve_unguarded(
+        self, blocks: Blocks, b: Array, reverse: bool = False, transposed: bool = False
+    ) -> Array:
+        """`solve`, or `solve_transposed`, not judged: for what checks its result itself."""
+        solve = self._solve_transposed if transposed else self._solve
+        return self._in_float32(solve, blocks, b, reverse)
 
     def chosen(self, length: int, blocks: Callable[[], Blocks]) -> "LinearSolver":
         """The solver that runs for ``length`` blocks: this one, unless it is "auto".

@@ -74,7 +74,8 @@ class TrustRegion:
     ) -> Array:
         """The next states, from ``states`` and ``f`` of those before them, ``[L, *batch, w]``."""
         # A Jacobian entry that is not finite says nothing about how differences propagate.
-        blocks, unit = jax.tree.map(_finite, blocks), self.unit(sizes)
+        blocks = jax.tree.map(_finite, blocks)
+        unit = (jnp.where(sizes > 0, sizes, jnp.ones_like(sizes)) * self.radius)[None]
         residual = value - states
         is_finite = jnp.isfinite(residual).all(axis=-1)[..., None]
         residual = jnp.where(is_finite, residual, jnp.zeros_like(residual))
@@ -91,10 +92,6 @@ class TrustRegion:
 
         update = solver.solve_unguarded(jax.tree.map(scaled, blocks), residual)
         return states + _finite(update) * shrinkage(update / unit)[..., None]
-
-    def unit(self, sizes: Array) -> Array:
-        """The size of the trust region, ``[1, *batch, w]``."""
-        return (jnp.where(sizes > 0, sizes, jnp.ones_like(sizes)) * self.radius)[None]
 
 
 def _finite(values: Array) -> Array:

@@ -67,8 +67,7 @@ class Coarse:
             step, captured = trace(users_step, chain.initial, inputs)
         static = step, every, chain.length, self.step is None
         arrays = chain.initial, chain.inputs, captured
-        found: Leaves = compiled_once(_coarse_trajectory, static, *arrays)
-        return found
+        return compiled_once(_coarse_trajectory, static, *arrays)
 
     def _users_step(self, carry: Carry, chain: TracedChain, state: Leaves, xs: Leaves) -> Leaves:
         assert self.step is not None

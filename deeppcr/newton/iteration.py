@@ -126,10 +126,14 @@ class NewtonSolver:
             inputs=cast(chain.inputs, of_inputs),
             captured=self.captured,
         )
-        goes_on = partial(self._goes_on, in_float32)
-        trip = partial(self._trip, in_float32)
-        start = self._begin(in_float32)
-        end = iterate(ITERATION, goes_on, trip, start, self.budget, self.expected)
+        end = iterate(
+            ITERATION,
+            partial(self._goes_on, in_float32),
+            partial(self._trip, in_float32),
+            self._begin(in_float32),
+            self.budget,
+            self.expected,
+        )
         return self._finished(chain, in_float32, end)
 
     def _begin(self, chain: TracedChain) -> Iterate:
@@ -225,8 +229,7 @@ class NewtonSolver:
         if acceleration := self.options.acceleration:
             states, history = acceleration(history, now.states, states, axis)
         solved = self._keeps_size(blocks, axis) if self.is_affine else jnp.zeros((), bool)
-        proposal: Proposal = like(Proposal(states, sizes, history, solved), now)
-        return proposal
+        return like(Proposal(states, sizes, history, solved), now)
 
     def _checked(self, chain: TracedChain, now: Iterate, update: Array) -> Iterate:
         """The iterate with ``f`` applied to its states, and how far they have converged."""
@@ -238,8 +241,7 @@ class NewtonSolver:
         def tested() -> Convergence:
             evaluation = Evaluation(value, now.states, origin, update)
             found = criterion(evaluation, now.iterations, now.convergence, window.axis)
-            convergence: Convergence = like(found, now)
-            return convergence
+            return like(found, now)
 
         # The states that the step is applied to first are no iterate.
         found = _opening(chain).select(now.iterations < 0, now.convergence, tested)

@@ -49,8 +49,7 @@ def growth_rate(chain: TracedChain, states: Array) -> Array:
             return layout.flatten(step(leaves, inputs, chain.captured, step.at_once))
 
         if not backwards:
-            moved: Array = jax.jvp(f, (state,), (vector,))[1]
-            return moved
+            return jax.jvp(f, (state,), (vector,))[1]
         return jax.vjp(f, state)[1](vector)[0]
 
     def body(vector: Array, at: tuple[Array, Leaves]) -> tuple[Array, Array]:

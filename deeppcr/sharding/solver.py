@@ -137,8 +137,7 @@ def _state_before(composed: Maps, axis: DeviceAxis) -> Array:
     while distance < axis.size:
         found = _select(axis.rank >= distance, after(found, axis.shift(found, distance)), found)
         distance *= 2
-    before: Array = axis.shift(found[1])
-    return before
+    return axis.shift(found[1])
 
 
 def _composed(maps: Maps, along: Along) -> Maps:

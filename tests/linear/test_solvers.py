@@ -41,7 +41,7 @@ def solve(solver, blocks, b, reverse=False):
 
 @partial(compiled, static_argnames="solver")
 def both(solver, blocks, b):
-    return solver.solve_unguarded(blocks, b), solver.solve_transposed_unguarded(blocks, b)
+    return solver.solve_unguarded(blocks, b), solver.solve_unguarded(blocks, b, transposed=True)
 
 
 close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
@@ -73,9 +73,7 @@ def test_short_chains(solver, kind):
 
     def program(problems):
         return [
-            (solver.solve_unguarded if length == 2 else solver.solve_transposed_unguarded)(
-                blocks, b, True
-            )
+            solver.solve_unguarded(blocks, b, True, transposed=length != 2)
             for length, (blocks, b) in enumerate(problems)
         ]
 

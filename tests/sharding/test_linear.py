@@ -69,7 +69,7 @@ def test_before_the_residual_judges_and_repairs_it(kind, reverse):
 
     def on_device(blocks, b):
         y = solver.solve_unguarded(blocks, b, reverse)
-        return y, solver.solve_transposed_unguarded(blocks, b, reverse)
+        return y, solver.solve_unguarded(blocks, b, reverse, transposed=True)
 
     ignored = jax.tree.map(lambda leaf: leaf.at[-1 if reverse else 0].set(jnp.nan), blocks)
     y, lam = run(shards.per_shard(on_device, shards.along, shards.along), ignored, b)
