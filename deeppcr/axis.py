@@ -88,10 +88,9 @@ class ChainAxis:
         index, end = self.indices(shape), jnp.int32(self.total(shape[0]))
         first_false = [jnp.where(each, end, index) for each in true]
         least = [jnp.zeros((), x.dtype) for x in values], [end] * len(true)
-        most_and_least: tuple[Any, Any] = lax.reduce(
+        return lax.reduce(
             (list(values), first_false), least, _larger_and_smaller, tuple(range(len(shape)))
         )
-        return most_and_least
 
     def last(self, states: Array) -> Array:
         """The last state of the chain."""

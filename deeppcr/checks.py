@@ -234,8 +234,7 @@ def named_after(f: Callable[..., Any]) -> Callable[[F], F]:
     if not hasattr(inner, "__code__"):  # of a module jax would print all that it holds
         f = MethodType(type(inner).__call__, inner)
     wraps: Any = functools.wraps(f, updated=())  # the attributes of a module are not its own
-    named: Callable[[F], F] = wraps
-    return named
+    return wraps
 
 
 def is_raised_here(error: BaseException) -> bool:

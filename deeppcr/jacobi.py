@@ -280,8 +280,7 @@ def _differentiable(f: Callable[[Leaves, Leaves], Leaves], root: Leaves, read: L
         _, c = jax.jvp(lambda x: f(y, combine(read, moves, x)), [moving], [pushed])
         return y, _solve_linear(lambda y: f(y, read), y, c, [*y, *read])
 
-    found: Leaves = implicit(lax.stop_gradient(root), read)
-    return found
+    return implicit(lax.stop_gradient(root), read)
 
 
 def _solve_linear(f: Map, root: Leaves, c: Leaves, others: Leaves) -> Leaves:
@@ -306,10 +305,9 @@ def _solve_linear(f: Map, root: Leaves, c: Leaves, others: Leaves) -> Leaves:
         return [each - m for each, m in zip(x, push(x), strict=True)]
 
     # The solvers take J itself: of x - J x, an infinite x does not give it back.
-    found: Leaves = lax.custom_linear_solve(
+    return lax.custom_linear_solve(
         residual, c, lambda _, b: solve(push, b), lambda _, b: solve(lambda x: pull(x)[0], b)
     )
-    return found
 
 
 def _length(leaves: Leaves) -> int:

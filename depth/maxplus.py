@@ -47,8 +47,7 @@ class Algebra:
 
     def weight(self, node: Any) -> int:
         """How much later the results of a node are than its operands."""
-        depth: int = node.depth
-        return depth
+        return node.depth
 
     def nothing(self, *shape: int) -> Array:
         """An array of no paths."""

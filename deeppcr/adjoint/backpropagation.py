@@ -60,8 +60,7 @@ class Backpropagation:
             return t, t
 
         steps = states, chain.inputs, b
-        t: Leaves = chain.axis.scan(body, enter, steps, unroll=self.unroll, linear=True)[1]
-        return t
+        return chain.axis.scan(body, enter, steps, unroll=self.unroll, linear=True)[1]
 
     def backward(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves

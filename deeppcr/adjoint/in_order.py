@@ -136,8 +136,7 @@ class InOrder(NamedTuple):
         types = (y.aval for y in step.jaxpr.outvars[step.states :])
         zeros = (jnp.zeros((length, *y.shape), y.dtype) for y in types)
         pairs = zip(outputs, zeros, strict=True)
-        found: Leaves = like([zero if y is None else y for y, zero in pairs], self.chain, outputs)
-        return found
+        return like([zero if y is None else y for y, zero in pairs], self.chain, outputs)
 
     def _pulled(self, given: Results) -> tuple[Leaves, Leaves, Leaves]:
         program = StepTangents.of(self.chain.step, self.moves, self.adjoint.at_once)
@@ -223,8 +222,7 @@ def _bound(system: InOrder, tangents: Tangents) -> Results:
         every = [jax.core.ShapedArray((length, *y.shape), y.dtype) for y in last]
         last = [jax.core.ShapedArray(y.shape, y.dtype) for y in last[: step.states]]
         shapes = Results(every[: step.states], every[step.states :], last)
-    found: Results = solved(map_, known, tangents, shapes=shapes)
-    return found
+    return solved(map_, known, tangents, shapes=shapes)
 
 
 def _pushed(moves: Moves, tree: Any, known: Leaves, tangents: Tangents) -> Results:

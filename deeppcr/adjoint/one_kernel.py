@@ -65,8 +65,7 @@ class _Recurrence(NamedTuple):
             mu, z, x, g_l = ([next(rest) for _ in range(count)] for count in counts)
             captured = list(rest)
             at = partial(chain.step, inputs=x, captured=captured)
-            found: Leaves = pullback(at, z)(add(g_l, mu))[0]
-            return found
+            return pullback(at, z)(add(g_l, mu))[0]
 
         closed = jax.make_jaxpr(step)(*enter, *map(of_step, inputs), *chain.captured)
         program, given = Program.of(closed), len(enter) + len(inputs)

@@ -307,8 +307,7 @@ def _product(moves: Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents])
     here = system.steps(system.indices, system.chain.inputs)
     starts = system.chain.before(moves.enter(system.initial, dz), t)
     both = (system.states, *moves.of(here)[1:]), (starts, dx, dc)
-    found: Leaves = jax.jvp(lambda z, x, c: moves.put(here, x, c)(z), *both)[1]
-    return found
+    return jax.jvp(lambda z, x, c: moves.put(here, x, c)(z), *both)[1]
 
 
 def _solve(moves: Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
@@ -324,8 +323,7 @@ def _solve(moves: Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -
         return [leaf[-1] for leaf in t], t
 
     parts = system.indices, system.states, system.chain.inputs, b, dx
-    t: Leaves = system.in_chunks(chunk)(moves.enter(system.initial, dz), parts)[1]
-    return t
+    return system.in_chunks(chunk)(moves.enter(system.initial, dz), parts)[1]
 
 
 def _solve_transposed(moves: Moves, tree: Any, known: Leaves, g: Leaves) -> tuple[Leaves, Tangents]:

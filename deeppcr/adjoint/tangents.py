@@ -102,10 +102,9 @@ class StepTangents:
 
     def pull(self, known: Known, t: Leaves, o: Leaves) -> tuple[Leaves, Leaves, Leaves]:
         """``T^T (t, o)``, the cotangents of ``t``, ``dx`` and ``dc``."""
-        found: tuple[Leaves, Leaves, Leaves] = jax.linear_transpose(
-            partial(self.push, known), *map(_types, self.variables[1:])
-        )((t, o))
-        return found
+        return jax.linear_transpose(partial(self.push, known), *map(_types, self.variables[1:]))(
+            (t, o)
+        )
 
     def pull_first(self, known: Known, t: Leaves, o: Leaves) -> tuple[Leaves, Leaves]:
         """``F^T (t, o)``, the cotangents of ``t`` and ``u``."""
@@ -114,8 +113,7 @@ class StepTangents:
             return self._results(known, (*self.variables.t, *self.between), (*t, *u))
 
         shapes = _types(self.variables.t), _types(self.between)
-        found: tuple[Leaves, Leaves] = jax.linear_transpose(carried, *shapes)((t, o))
-        return found
+        return jax.linear_transpose(carried, *shapes)((t, o))
 
     def pull_last(
         self, chain: TracedChain, states: Leaves
@@ -131,8 +129,7 @@ class StepTangents:
         every = chain.axis.each(jax.vmap(one, in_axes=(0, 0, 0, None, None)), 3)
 
         def drive(dx: Leaves, dc: Leaves) -> Leaves:
-            found: Leaves = every(states, chain.inputs, dx, chain.captured, dc)
-            return found
+            return every(states, chain.inputs, dx, chain.captured, dc)
 
         of_x = [x.update(shape=(chain.length, *x.shape)) for x in _types(self.variables.dx)]
         return jax.linear_transpose(drive, of_x, _types(self.variables.dc))

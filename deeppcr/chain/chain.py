@@ -180,8 +180,7 @@ class TracedChain:
     def abstract(self) -> "TracedChain":
         """The same with shapes for arrays, and without the user's function: safe to keep."""
         kept = dataclasses.replace(self, function=None, adapt=None)
-        shapes: TracedChain = jax.tree.map(on_one_device, kept)
-        return shapes
+        return jax.tree.map(on_one_device, kept)
 
     @property
     def mapped(self) -> tuple[int, ...]:

@@ -53,8 +53,7 @@ def _draw(step: Step, inputs: Leaves, captured: Leaves) -> Leaves:
     def one(inputs: Leaves) -> Leaves:
         return interpret(first, first.known([*captured, *inputs]), first.outvars, bind)
 
-    drawn: Leaves = jax.vmap(one)(inputs)
-    return drawn
+    return jax.vmap(one)(inputs)
 
 
 def _drawing(step: Step) -> Program:

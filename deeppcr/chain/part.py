@@ -86,8 +86,7 @@ def _operands_pulled(equation: Any, reached: Sequence[bool]) -> Sequence[Any]:
         def results(*moving: Any) -> Leaves:
             return partition(bind(equation, combine(primals, moves, moving)), reached)
 
-        pushed: Leaves = jax.jvp(results, partition(primals, moves), t)[1]
-        return pushed
+        return jax.jvp(results, partition(primals, moves), t)[1]
 
     closed, shapes = jax.make_jaxpr(tangents, return_shape=True)(partition(avals, moves), avals)
     reads = iter(without_unused(closed, [True] * len(shapes))[1])

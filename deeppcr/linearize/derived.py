@@ -74,8 +74,7 @@ class Clipped(Linearization):
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
         blocks = self._inside(chain.step, chain.layout).blocks(chain, states)
-        clipped: Blocks = jax.tree.map(lambda x: jnp.clip(x, -self.limit, self.limit), blocks)
-        return clipped
+        return jax.tree.map(lambda x: jnp.clip(x, -self.limit, self.limit), blocks)
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
         return self._inside(step, layout).bytes_per_step(step, layout)

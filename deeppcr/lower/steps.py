@@ -34,8 +34,7 @@ def loop(
     traced = jax.make_jaxpr(partial(scan), return_shape=True)(carry, xs)
     if traced[0].effects:  # of steps in order, or of devices that communicate
         return scan(carry, xs)
-    results: tuple[Any, Any] = _bound(*traced, (carry, xs), Kind(linear, in_one))
-    return results
+    return _bound(*traced, (carry, xs), Kind(linear, in_one))
 
 
 def each(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -79,8 +79,7 @@ class Opening(NamedTuple):
         """
         if not self.inside:
             return otherwise()
-        found: T = lax.cond(opens, lambda: known, otherwise)
-        return found
+        return lax.cond(opens, lambda: known, otherwise)
 
 
 def opening(sharded: bool) -> Opening:

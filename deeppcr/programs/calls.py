@@ -99,8 +99,7 @@ class Call(Primitive):
 
     def transposed(self, f: Callable[..., Any], *avals: Any) -> Callable[..., Any]:
         """The transpose of a program that is linear in its operands, of these types."""
-        pull: Callable[..., Any] = jax.linear_transpose(f, *avals)
-        return pull
+        return jax.linear_transpose(f, *avals)
 
     def _map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
         if all(each is None for each in axes) and not communicates(params["call_jaxpr"], axis.name):

@@ -81,8 +81,7 @@ class DeviceAxis(ChainAxis):
 
     def last(self, states: Array) -> Array:
         """See `ChainAxis`."""
-        last: Array = self._of(self.size - 1, self._last(states))
-        return last
+        return self._of(self.size - 1, self._last(states))
 
     def set_first(self, x: Array, entry: Array) -> Array:
         """See `ChainAxis`."""
@@ -126,10 +125,7 @@ class DeviceAxis(ChainAxis):
             carried = jax.tree.map(
                 lambda new, old: jnp.where(enters, new, old), self.shift(carried), carried
             )
-            done: tuple[Any, Any] = lax.cond(
-                mine, work, lambda entry, own: (entry, own), carried, own
-            )
-            return done
+            return lax.cond(mine, work, lambda entry, own: (entry, own), carried, own)
 
         carried, own = lax.fori_loop(0, self.size, trip, (entry, own))
         return self._of(self.size - 1, carried), own

@@ -69,8 +69,7 @@ def solve_in_segments(
         chain = dataclasses.replace(chain, function=None, adapt=None)
         leaves, tree = jax.tree.flatten(chain)
         if is_eager(leaves):
-            found: Run = compiled_once(_run_leaves, (tree, method, adjoint, solve), leaves)
-            return found
+            return compiled_once(_run_leaves, (tree, method, adjoint, solve), leaves)
     return _run(chain, method, adjoint, solve)
 
 

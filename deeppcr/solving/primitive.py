@@ -42,8 +42,7 @@ def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
     (problem,), (moves,) = primals, tangents
 
     def primal(chain: TracedChain) -> Run:
-        run: Run = solve(dataclasses.replace(problem, chain=chain))
-        return run
+        return solve(dataclasses.replace(problem, chain=chain))
 
     found, moved, _ = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
     run, *pushed = by_platform(found)(moved)
@@ -117,8 +116,7 @@ class _Primitive(Call):
             else:
                 bind, tree = bind_problem(dataclasses.replace(problem, chain=chain))
                 leaves = bind()
-            run: Run = jax.tree.unflatten(tree, leaves)
-            return run
+            return jax.tree.unflatten(tree, leaves)
 
         found, moved, reached = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
         run, t, by_outputs, last = by_platform(found)(moved)
@@ -134,8 +132,7 @@ class _Primitive(Call):
     def transposed(self, f: Callable[..., Any], *avals: Any) -> Callable[..., Any]:
         """See `Call`: that of its derivative. jax cannot transpose a loop until converged."""
         zeros = [like(jnp.zeros(each.shape, each.dtype), each) for each in avals]
-        pull: Callable[..., Any] = jax.vjp(f, *zeros)[1]
-        return pull
+        return jax.vjp(f, *zeros)[1]
 
     def _map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
         structures: _Structures = params["structures"]

@@ -264,8 +264,7 @@ def step_of(structure: Any) -> Step:
 
 
 def _of_structure(structure: Any) -> Problem:
-    problem: Problem = jax.tree.unflatten(structure, [object()] * structure.num_leaves)
-    return problem
+    return jax.tree.unflatten(structure, [object()] * structure.num_leaves)
 
 
 def solution_of(problem: Problem) -> Run:
@@ -305,8 +304,7 @@ def _per_example(problem: Problem, method: Newton, chain: TracedChain) -> Run:
         )
 
     leaves = [*chain.initial, *chain.inputs, *chain.captured[:captured], *problem.rest]
-    found: Run = jax.vmap(one, axes, OF_RUN, axis_size=size)(*leaves)
-    return found
+    return jax.vmap(one, axes, OF_RUN, axis_size=size)(*leaves)
 
 
 def _bound(linearization: Linearization, chain: TracedChain) -> Linearization:

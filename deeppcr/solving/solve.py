@@ -83,8 +83,7 @@ def _solve_on_explicit_mesh(
         return solve_chain(without_shardings(arrays), method, adjoint)
 
     out = shardings_of(chain, sharding)
-    run: Run = with_auto_axes(inside, mesh, out, chain.initial, chain.inputs, chain.captured)
-    return run
+    return with_auto_axes(inside, mesh, out, chain.initial, chain.inputs, chain.captured)
 
 
 def _raise_unless_converged(run: Run, length: int) -> None:

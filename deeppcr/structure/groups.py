@@ -39,8 +39,7 @@ class Groups:
 
     def find(self, labels: Array) -> Array:
         """The roots of their groups."""
-        roots: Array = self.parent[labels]
-        return roots
+        return self.parent[labels]
 
     def unite(self, left: Array, right: Array) -> None:
         """Make one group of each pair of labels, none of them 0."""
@@ -70,8 +69,7 @@ class Groups:
         met = (a != b) & (a != 0) & (b != 0)
         self.unite(np.broadcast_to(a, met.shape)[met], np.broadcast_to(b, met.shape)[met])
         # If no label of a is 0, the groups of b now are those of a, which has fewer elements.
-        result: Array = a if a.all() else np.maximum(a, b)
-        return result
+        return a if a.all() else np.maximum(a, b)
 
     def moved(self, labels: Labels, axes: Axes, ndim: int) -> Labels:
         """Labels, some axes moved to axes of an array of ``ndim``; one label along all others."""

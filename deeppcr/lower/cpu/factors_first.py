@@ -42,8 +42,7 @@ def bounded(value: Array, equation: Any) -> Array:
     """A result of an equation that the program which reads it does not show, with its bound."""
     name = equation.primitive.name
     is_limited = name in LIMITED and jnp.issubdtype(value.dtype, jnp.floating)
-    marked: Array = checkpoint_name(value, BOUNDED + name) if is_limited else value
-    return marked
+    return checkpoint_name(value, BOUNDED + name) if is_limited else value
 
 
 class Term(NamedTuple):

@@ -70,8 +70,7 @@ def _bind(operands: Sequence[Any], sizes: Sizes, joins: bool) -> list[Array]:
     """The equation, with the program that it stands for, by which others read it."""
     program = _join if joins else _split
     jaxpr = program.trace(*operands, sizes=sizes).jaxpr
-    results: list[Array] = pieces_p.bind(*operands, sizes=sizes, joins=joins, call_jaxpr=jaxpr)
-    return results
+    return pieces_p.bind(*operands, sizes=sizes, joins=joins, call_jaxpr=jaxpr)
 
 
 _run = jax.jit(_bind, static_argnums=(1, 2))
@@ -90,15 +89,13 @@ class _Pieces(Call):
 
     def _on_a_cpu(self, *operands: Any, sizes: Sizes, joins: bool, **_: Any) -> list[Array]:
         if joins:
-            joined: list[Array] = _join(*operands, sizes=sizes)
-            return joined
+            return _join(*operands, sizes=sizes)
         return _split_alike(operands[0], sizes)
 
     def _eagerly(self, *operands: Any, sizes: Sizes, joins: bool, call_jaxpr: Any) -> list[Array]:
         if is_jit_disabled():  # `_run` would call this
             return self.run(*operands, call_jaxpr=call_jaxpr)
-        results: list[Array] = _run(list(operands), sizes, joins)
-        return results
+        return _run(list(operands), sizes, joins)
 
     def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
         sizes, joins = params["sizes"], params["joins"]

@@ -26,8 +26,7 @@ def product(equation: Any, left: Array, right: Array) -> Array:
     if is_small(sizes, IN_FUNCTION):
         return as_sum(equation, left, right)
     if _vectors(sizes) == 1:
-        as_it_is: Array = bind(equation, [left, right])[0]
-        return as_it_is
+        return bind(equation, [left, right])[0]
     ((left_in,), (right_in,)), (left_batch, right_batch) = equation.params["dimension_numbers"]
     a, on_left = _matrix(left, left_in, left_batch)
     b, on_right = _matrix(right, right_in, right_batch)

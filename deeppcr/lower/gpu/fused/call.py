@@ -70,8 +70,7 @@ class KernelCall(Call):
     def _eagerly(self, *operands: Any, **params: Any) -> Leaves:
         if is_jit_disabled():  # jax would call this again
             return self.run(*operands, **params)
-        found: Leaves = jax.jit(partial(self.bind, **params))(*operands)
-        return found
+        return jax.jit(partial(self.bind, **params))(*operands)
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
         kernel, first, size = params["kernel"], params["first"], names["axis_size"]
@@ -107,8 +106,7 @@ def call(kernel: Recurring, program: Callable[..., Leaves], operands: Leaves) ->
     """
     closed, constants = with_operands(jax.make_jaxpr(program)(*operands))
     given = {"call_jaxpr": closed, "kernel": kernel, "first": len(constants)}
-    found: Leaves = kernel_call_p.bind(*constants, *operands, **given)
-    return found
+    return kernel_call_p.bind(*constants, *operands, **given)
 
 
 def _moved(size: int, x: Array, axis: int | None, place: Any) -> Array:
