@@ -43,7 +43,7 @@ from deeppcr.linear.groups import BlockDiagonals
 from deeppcr.linear.judged import Leaving, System, solve_judged, usual_sizes
 from deeppcr.linear.named import (
     SOLVERS,
-    Auto,
+    AutoSolver,
     choose_solver,
     find_solver,
     name_of,
@@ -55,7 +55,7 @@ from deeppcr.linear.solver import LinearSolver, Recurrence, working_dtype
 __all__ = [
     "SOLVERS",
     "Along",
-    "Auto",
+    "AutoSolver",
     "BlockDiagonals",
     "Blocks",
     "CyclicReduction",

@@ -14,7 +14,7 @@ from deeppcr.lower import longest_in_order
 
 
 @dataclasses.dataclass(frozen=True)
-class Auto(LinearSolver):
+class AutoSolver(LinearSolver):
     """The solver that `choose_solver` takes for the blocks, on the platform that runs them."""
 
     def chosen(self, length: int, blocks: Callable[[], Blocks]) -> LinearSolver:
@@ -37,7 +37,7 @@ class Auto(LinearSolver):
 FEW_PRODUCTS, NARROW = 5e7, 16
 
 SOLVERS: dict[str, LinearSolver] = {
-    "auto": Auto(),
+    "auto": AutoSolver(),
     "sequential": Recurrence(),
     "pcr": ParallelCyclicReduction(),
     "cyclic_reduction": CyclicReduction(),

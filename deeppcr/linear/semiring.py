@@ -37,7 +37,7 @@ from deeppcr.arrays.avals import like
 from deeppcr.checks import describe, did_you_mean
 from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
-from deeppcr.linear.named import Auto, name_of
+from deeppcr.linear.named import AutoSolver, name_of
 from deeppcr.linear.recurrence import solve_recurrence
 from deeppcr.linear.reduction import PrefixScan
 from deeppcr.linear.solver import LinearSolver, Recurrence, working_dtype
@@ -126,7 +126,7 @@ def check_semiring(name: str, blocks: Blocks, b: Array, solver: LinearSolver) ->
         )
     if not jnp.issubdtype(b.dtype, jnp.floating):
         raise TypeError(f"b has dtype {b.dtype}; with semiring={name!r} expected a real one.")
-    if solver not in (Auto(), Recurrence(), PrefixScan()):
+    if solver not in (AutoSolver(), Recurrence(), PrefixScan()):
         raise ValueError(
             f"solver is {name_of(solver)}; with semiring={name!r} expected 'auto', 'sequential' or "
             "'prefix_scan'."
