@@ -12,7 +12,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.arrays.state import check_batch
-from deeppcr.axis import LOCAL
+from deeppcr.axis import LOCAL, ChainSharding
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import Chain, TracedChain, trace_carry, with_outputs
 from deeppcr.chain.length import chain_length
@@ -119,19 +119,16 @@ def scan(
     try:
         check_type("f", f, Callable, "a function: f(carry, x) -> (carry, y)")
         length, trips = chain_length(xs, length, "xs"), _steps_in_a_trip(unroll)
-        if _is_plain(chosen, wanted) or length == 0:
+        trace = partial(trace_carry, f, init, xs, length, batch_ndim, "init", reverse)
+        found = _prepared(trace, xs, length, chosen, wanted, reverse)
+        if found is None:
             return _plainly(plain(), chosen, length)[0]
-        chain, carry = trace_carry(f, init, xs, length, batch_ndim, "init", reverse)
     except (TypeError, ValueError) as error:
         raise _with_words_of_jax(error, plain) from None
-    if _runs_plainly(chain, chosen, wanted):
-        return _plainly(plain(), chosen, length)[0]
+    chain, carry, chosen = found
     if trips != 1 and (isinstance(chosen, Auto) or chosen == Sequential()):
         chosen = dataclasses.replace(chosen, unroll=trips or length)
-    chosen = _with_arrays(chosen, carry, xs, length, reverse)
-    axis = find_sharding(xs, None, chosen, wanted) or LOCAL
-    axis = axis.reversed if reverse else axis
-    run = solve_chain(dataclasses.replace(chain, axis=axis), chosen, wanted, keeps_states=False)
+    run = solve_chain(chain, chosen, wanted, keeps_states=False)
     return carry.value(run.last), chain.step.typed_outputs(run.outputs)
 
 
@@ -177,23 +174,22 @@ def solve(
         raise _no_chain(chain, others)
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
     chosen, wanted = find_method(method), find_adjoint(adjoint)
-    if length and not _is_plain(chosen, wanted):
-        traced, carry = trace_carry(
-            chain.step, z0, chain.inputs, length, batch_ndim, "z0", adapt=with_outputs
-        )
-        if not _runs_plainly(traced, chosen, wanted):
-            chosen = _with_arrays(chosen, carry, chain.inputs, length)
-            axis = find_sharding(chain.inputs, chain.sharding, chosen, wanted) or LOCAL
-            run = solve_chain(dataclasses.replace(traced, axis=axis), chosen, wanted)
-            value, trajectory = carry.value(run.last), carry.trajectory(run.trajectory, length)
-            return Solution.of(value, trajectory, run)
+    trace = partial(
+        trace_carry, chain.step, z0, chain.inputs, length, batch_ndim, "z0", adapt=with_outputs
+    )
+    found = _prepared(trace, chain.inputs, length, chosen, wanted, stored=chain.sharding)
+    if found:
+        traced, carry, chosen = found
+        run = solve_chain(traced, chosen, wanted)
+        value, trajectory = carry.value(run.last), carry.trajectory(run.trajectory, length)
+        return Solution.of(value, trajectory, run)
 
     def body(z: Any, x: Any) -> tuple[Any, Any]:
         z = chain.step(z, x)
         return z, z
 
-    given = None if jax.tree.leaves(chain.inputs) else length
-    value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, given)
+    steps = None if jax.tree.leaves(chain.inputs) else length
+    value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, steps)
     return Solution.of(value, trajectory, _plainly((value, trajectory), chosen, length)[1])
 
 
@@ -316,20 +312,46 @@ def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
     return TypeError(f"chain is {describe(chain)}, expected a deeppcr.Chain; {remedy}")
 
 
+def _prepared(
+    trace: Callable[[], tuple[TracedChain, Carry]],
+    inputs: Any,
+    length: int,
+    method: MethodOption,
+    adjoint: AdjointOption,
+    reverse: bool = False,
+    stored: ChainSharding | None = None,
+) -> tuple[TracedChain, Carry, MethodOption] | None:
+    """The chain, how its state relates to the carry, and the method with its arrays.
+
+    None if `jax.lax.scan` runs instead: the user asked for it, or there is nothing to solve in
+    parallel. ``stored``: see `find_sharding`.
+    """
+    is_loop = isinstance(method, Auto) or method == Sequential()
+    if length == 0 or (is_loop and adjoint == Autodiff()):
+        return None
+    chain, carry = trace()
+    if _runs_plainly(chain, method, adjoint):
+        return None
+    if isinstance(method, Newton) and not is_number(method.atol):
+        atol = tolerances(method.atol, inputs, length)
+        method = dataclasses.replace(method, atol=jnp.flip(atol) if reverse else atol)
+    if not isinstance(method, Sequential) and not isinstance(method.initial_guess, str):
+        guess = partial(users_guess, method.initial_guess, carry)
+        method = dataclasses.replace(method, initial_guess=guess)
+    axis = find_sharding(inputs, stored, method, adjoint) or LOCAL
+    chain = dataclasses.replace(chain, axis=axis.reversed if reverse else axis)
+    return chain, carry, method
+
+
 def _plainly(
     results: tuple[Any, Any], method: MethodOption, length: Any
 ) -> tuple[tuple[Any, Any], Run]:
     """The results of `jax.lax.scan`, and its run; it is reported as any other run."""
-    result, last = jnp.int32(Result.CONVERGED), list(map(jnp.asarray, jax.tree.leaves(results[0])))
+    last = list(map(jnp.asarray, jax.tree.leaves(results[0])))
     stats = Stats(jnp.int32(0), jnp.float32(0), jnp.asarray(length, jnp.int32))
-    run = Run([], [], stats, result, jnp.int32(SolvedBy.SCAN), last)
+    run = Run([], [], stats, jnp.int32(Result.CONVERGED), jnp.int32(SolvedBy.SCAN), last)
     report_end(method.progress, length, run)
     return results, run
-
-
-def _is_plain(method: MethodOption, adjoint: AdjointOption) -> bool:
-    """Whether the user asked for `jax.lax.scan` itself."""
-    return adjoint == Autodiff() and (isinstance(method, Auto) or method == Sequential())
 
 
 def _runs_plainly(chain: TracedChain, method: MethodOption, adjoint: AdjointOption) -> bool:
@@ -348,19 +370,6 @@ def _runs_plainly(chain: TracedChain, method: MethodOption, adjoint: AdjointOpti
             f"{others} run it as jax.lax.scan."
         )
     return True
-
-
-def _with_arrays(
-    method: MethodOption, carry: Carry, inputs: Any, length: int, reverse: bool = False
-) -> MethodOption:
-    """The method, with a tolerance for each step, and with its guess as a function of the chain."""
-    if isinstance(method, Newton) and not is_number(method.atol):
-        atol = tolerances(method.atol, inputs, length)
-        method = dataclasses.replace(method, atol=jnp.flip(atol) if reverse else atol)
-    if isinstance(method, Sequential) or isinstance(method.initial_guess, str):
-        return method
-    guess = partial(users_guess, method.initial_guess, carry)
-    return dataclasses.replace(method, initial_guess=guess)
 
 
 def _steps_in_a_trip(unroll: int | bool) -> int:
