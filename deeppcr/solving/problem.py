@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 
 from deeppcr.adjoint import Adjoint, AdjointSolver, Autodiff, resolve_adjoint
 from deeppcr.arrays.partition import partition
-from deeppcr.arrays.state import Leaves
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.examples import OF_RUN, Axes, at_front, chain_of_examples
@@ -58,7 +57,6 @@ class Examples(NamedTuple):
 
     problem: Any
     axes: tuple[int | None, ...]
-    size: int
     captured: int
 
 
@@ -116,23 +114,16 @@ class Problem:
         chain = dataclasses.replace(chain, function=None, adapt=None)
         return cls(chain, in_float32, arrays, method, adjoint, unpadded.length)
 
-    @property
-    def rest(self) -> Leaves:
-        """The leaves besides those of the chain."""
-        return jax.tree.leaves((self.in_float32, self.arrays))
-
     def of_examples(self, size: int, axes: Axes) -> "Problem":
         """The problem of ``size`` examples, which are on these axes of its leaves."""
-        chain, each = self.chain, []
-        for leaves in (chain.initial, chain.inputs, chain.captured):
-            each.append(axes[: len(leaves)])
-            axes = axes[len(leaves) :]
-        many, of_chain = chain_of_examples(chain, size, *each)
-        moved, of_rest = at_front(self.rest, axes)
-        beside: Any = jax.tree.structure((self.in_float32, self.arrays))
+        rest, beside = jax.tree.flatten((self.in_float32, self.arrays))
+        end = len(axes) - len(rest)
+        on: TracedChain = jax.tree.unflatten(jax.tree.structure(self.chain), axes[:end])
+        many, of_chain = chain_of_examples(self.chain, size, on.initial, on.inputs, on.captured)
+        moved, of_rest = at_front(rest, axes[end:])
         in_float32, arrays = jax.tree.unflatten(beside, moved)
-        structure = jax.tree.structure(self)
-        examples = Examples(structure, (*of_chain, *of_rest), size, len(chain.captured))
+        structure: Any = jax.tree.structure(self)
+        examples = Examples(structure, (*of_chain, *of_rest), len(on.captured))
         return dataclasses.replace(
             self, chain=many, in_float32=in_float32, arrays=arrays, examples=examples
         )
@@ -248,12 +239,15 @@ def converted_structure(structure: Any, convert: Callable[[Program], Program]) -
     def converted(chain: TracedChain) -> TracedChain:
         return dataclasses.replace(chain, step=chain.step.converted(convert))
 
-    chain, in_float32 = problem.chain, problem.in_float32
-    chain, in_float32 = converted(chain), in_float32 and converted(in_float32)
     examples = problem.examples
     if examples is not None:
         examples = examples._replace(problem=converted_structure(examples.problem, convert))
-    new = dataclasses.replace(problem, chain=chain, in_float32=in_float32, examples=examples)
+    new = dataclasses.replace(
+        problem,
+        chain=converted(problem.chain),
+        in_float32=problem.in_float32 and converted(problem.in_float32),
+        examples=examples,
+    )
     return jax.tree.structure(new)
 
 
@@ -274,16 +268,14 @@ def solution_of(problem: Problem) -> Run:
         function = problem.in_float32.step.as_function(problem.in_float32.captured)
         chain = dataclasses.replace(chain, function=function)
     unpadded = dataclasses.replace(chain, length=problem.length)
+    options = {name: x for name, x in problem.arrays.items() if name != "linearize_adjoint"}
     solvers: dict[str, Callable[[TracedChain], Run]] = {}
     for platform, method in problem.methods().items():
-        bound: Any = method
-        if isinstance(method, Newton):
-            if problem.examples is not None:
-                solvers[platform] = partial(_per_example, problem, method)
-                continue
-            options = {name: x for name, x in problem.arrays.items() if name != "linearize_adjoint"}
-            bound = dataclasses.replace(method, **options)
-        bound = bound.bind(chain, unpadded)
+        if isinstance(method, Newton) and problem.examples is not None:
+            solvers[platform] = partial(_per_example, problem, method)
+            continue
+        given = dataclasses.replace(method, **options) if isinstance(method, Newton) else method
+        bound: Any = given.bind(chain, unpadded)
         solvers[platform] = bound.solve
         if isinstance(axis, ChainSharding):
             along, replicated = axis.along, P()
@@ -296,14 +288,16 @@ def solution_of(problem: Problem) -> Run:
 def _per_example(problem: Problem, method: Newton, chain: TracedChain) -> Run:
     """All examples at once, each independently."""
     assert problem.examples is not None
-    structure, axes, size, captured = problem.examples
+    structure, axes, captured = problem.examples
+    rest = jax.tree.leaves((problem.in_float32, problem.arrays))
 
     def one(*leaves: Any) -> Run:
         return solution_of(
             dataclasses.replace(jax.tree.unflatten(structure, leaves), method=method)
         )
 
-    leaves = [*chain.initial, *chain.inputs, *chain.captured[:captured], *problem.rest]
+    leaves = [*chain.initial, *chain.inputs, *chain.captured[:captured], *rest]
+    size = chain.layout.batch_shape[0]
     return jax.vmap(one, axes, OF_RUN, axis_size=size)(*leaves)
 
 
