@@ -12,7 +12,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.arrays.state import check_batch
-from deeppcr.axis import LOCAL, ChainSharding
+from deeppcr.axis import LOCAL
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import Chain, TracedChain, trace_carry, with_outputs
 from deeppcr.chain.length import chain_length
@@ -40,7 +40,7 @@ from deeppcr.newton.guess import users_guess
 from deeppcr.newton.tolerance import is_number, tolerances
 from deeppcr.progress import report_end
 from deeppcr.sequential import Sequential
-from deeppcr.sharding import find_sharding
+from deeppcr.sharding import ChainSharding, find_sharding
 from deeppcr.solution import Result, Run, Solution, SolvedBy, Stats
 from deeppcr.solving.solve import solve_chain
 
