@@ -13,7 +13,7 @@ follows from it, as the derivative of a largest entry does.
 # 0.6 to 1.0 of the time that computing everything again takes (jax 0.12.0).
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import filterfalse
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -32,13 +32,13 @@ from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
     bind,
-    inside,
     interpret,
     is_literal,
     live_equations,
     moved_by,
     names,
     needed,
+    read_by,
 )
 from depth.primitives import primitive
 
@@ -88,14 +88,11 @@ def keeping(chain: TracedChain) -> Kept | None:
         with on_no_mesh():
             _KEPT[step] = _kept(step, opened(step.jaxpr))
     kept = _KEPT[step]
-    return kept if kept and _pays_off(kept, step, chain.length) else None
-
-
-def _pays_off(kept: Kept, step: Step, length: int) -> bool:
-    """Whether arrays are small, or hold much work: see `MOST`, `PER_BYTE`."""
+    if kept is None:
+        return None
     values = sum(kept.sizes)
-    is_small = length * (step.state_bytes + values) <= MOST
-    return is_small or products_of(step.jaxpr) >= PER_BYTE * values
+    is_small = chain.length * (step.state_bytes + values) <= MOST
+    return kept if is_small or products_of(step.jaxpr) >= PER_BYTE * values else None
 
 
 def _kept(step: Step, program: Program) -> Kept | None:
@@ -125,68 +122,73 @@ def _chosen(program: Program, states: int) -> list[Any]:
     states, inputs, constants, and what follows from the last two, which is computed at once.
     """
     moved = moved_by(program, program.invars[:states])
-    of_state = [y for each in program.eqns for y in each.outvars if y in moved and _is_array(y)]
+    results = (y for each in program.eqns for y in each.outvars if y in moved)
+    keys = jax.dtypes.extended
+    of_state = [y for y in results if not jax.dtypes.issubdtype(y.aval.dtype, keys)]
     tangents, values = _tangents(program, states, of_state)
     variables = {value: variable for variable, value in values.items()}
     next_state = set(filterfalse(is_literal, program.outvars[:states]))
     after = {values[y] for y in next_state if y in values}
-    made = {y: each for each in tangents.eqns for y in each.outvars}
     by_state = moved_by(tangents, tangents.invars[:states])
     candidates = set(variables)
-    memory: dict[Any, frozenset[Any]] = {}
-
-    def sources(atoms: Collection[Any]) -> frozenset[Any]:
-        """The values to keep, from which to compute these."""
-        return frozenset[Any]().union(*map(source, filterfalse(is_literal, atoms)))
-
-    def source(value: Any) -> frozenset[Any]:
-        """Those from which to compute this one: perhaps itself."""
-        if value not in made or value not in by_state:
-            return frozenset()
-        if value not in memory:
-            memory[value] = cut(value)
-        return memory[value]
-
-    def cut(value: Any) -> frozenset[Any]:
-        itself = frozenset([value] if value in candidates else [])
-        if itself and (value in after or not _is_cheap(made[value])):
-            return itself
-        below = sources(made[value].invars)
-        is_less = FEWER * nbytes(value) <= sum(map(nbytes, below - after))
-        return itself if itself and is_less else below
-
-    compared = [each.invars for each in tangents.eqns if _compares(each)]
-    while unequal := set[Any]().union(
-        *(_unequal(tangents, atoms, sources(atoms), by_state) for atoms in compared)
-    ):
-        candidates -= unequal
-        memory.clear()
+    compared = [each for each in tangents.eqns if _compares(tangents, each)]
+    while True:
+        sources = _sources(tangents, candidates, by_state, after)
+        unequal = [_unequal(tangents, each, sources, by_state) for each in compared]
+        if not any(unequal):
+            break
+        candidates.difference_update(*unequal)
     primals = len(program.invars) + len(program.constvars)
-    kept = sources(_read(tangents, primals, variables))
+    kept = _together(sources, _read(tangents, primals, variables))
+    made = (y for each in tangents.eqns for y in each.outvars)
     return [variables[value] for value in made if value in kept]
+
+
+def _sources(
+    tangents: Program, candidates: Collection[Any], by_state: Collection[Any], after: set[Any]
+) -> dict[Any, frozenset[Any]]:
+    """The values to keep, from which to compute each that depends on a state: perhaps itself.
+
+    Of ``candidates``; those of the next state, ``after``, are kept anyway.
+    """
+    sources: dict[Any, frozenset[Any]] = {}
+    for equation in tangents.eqns:
+        below = _together(sources, read_by([equation]))
+        bytes_below = sum(map(nbytes, below - after))
+        for value in filter(by_state.__contains__, equation.outvars):
+            is_kept = value in candidates and (
+                value in after or not _is_cheap(equation) or FEWER * nbytes(value) <= bytes_below
+            )
+            sources[value] = frozenset([value]) if is_kept else below
+    return sources
+
+
+def _together(sources: Mapping[Any, frozenset[Any]], variables: Collection[Any]) -> frozenset[Any]:
+    """The values to keep, from which to compute all of these variables."""
+    return frozenset[Any]().union(*(sources.get(x, ()) for x in variables))
 
 
 def _is_cheap(equation: Any) -> bool:
     """Whether to compute it again takes less time than to read it."""
-    known = primitive(equation)
-    return known.kind == "move" or (known.kind == "elementwise" and not known.transcendental)
+    entry = primitive(equation)
+    return entry.kind == "move" or (entry.kind == "elementwise" and not entry.transcendental)
 
 
-def _is_array(variable: Any) -> bool:
-    return not jax.dtypes.issubdtype(variable.aval.dtype, jax.dtypes.extended)
-
-
-def _compares(equation: Any) -> bool:
+def _compares(tangents: Program, equation: Any) -> bool:
     """Whether it, or an equation inside it, compares numbers."""
-    inner = map(names, inside(equation))
-    return not COMPARISONS.isdisjoint({equation.primitive.name}.union(*inner))
+    return not COMPARISONS.isdisjoint(names(tangents._replace(eqns=[equation])))
 
 
 def _unequal(
-    tangents: Program, atoms: Sequence[Any], kept: frozenset[Any], by_state: Collection[Any]
+    tangents: Program,
+    equation: Any,
+    sources: Mapping[Any, frozenset[Any]],
+    by_state: Collection[Any],
 ) -> frozenset[Any]:
-    """The kept values that follow from what is computed again for these operands."""
-    again = [y for each in needed(tangents, kept, atoms) for y in each.outvars if y in by_state]
+    """The kept values that follow from what is computed again for the operands of an equation."""
+    operands = list(read_by([equation]))
+    kept = _together(sources, operands)
+    again = [y for each in needed(tangents, kept, operands) for y in each.outvars if y in by_state]
     return kept & moved_by(tangents, again)
 
 
