@@ -76,11 +76,6 @@ class Carry:
         return all(kind == "state" for kind in self.kinds)
 
     @property
-    def has_state(self) -> bool:
-        """Whether any leaf is solved for."""
-        return not set(SOLVED).isdisjoint(self.kinds)
-
-    @property
     def coupled(self) -> list[str]:
         """The coupled leaves, by name and dtype."""
         return [

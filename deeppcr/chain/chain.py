@@ -262,7 +262,7 @@ def trace_carry(
     state = [z if z.dtype == dtype else z.astype(dtype) for z, dtype in pairs]
     carry = Carry.of(step, jax.tree.unflatten(state_tree, state), name)
     obstacle = find_obstacle(step, carry, [*state, *xs, *captured])
-    is_solvable = obstacle is None and carry.has_state
+    is_solvable = obstacle is None and bool(carry.state_names)
     if not carry.is_state:
         if is_solvable:
             carry = carry.ahead(step, captured, xs, length, reverse)

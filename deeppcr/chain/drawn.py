@@ -5,7 +5,6 @@ that it has no derivative. Drawing it before the chain avoids redrawing it in ev
 Newton's method and in the gradient.
 """
 
-import itertools
 from typing import Any
 
 import jax
@@ -20,12 +19,11 @@ from depth.jaxprs import (
     bind,
     equations,
     has_side_effects,
-    inside,
     interpret,
     needed,
     read_by,
 )
-from depth.primitives import of_kind, primitive
+from depth.primitives import of_kind
 
 MOST_BYTES = 1 << 26  # of all steps: 64 MB; beyond it a step draws its own
 
@@ -59,11 +57,11 @@ def _draw(step: Step, inputs: Leaves, captured: Leaves) -> Leaves:
 def _drawing(step: Step) -> Program:
     """The program of the numbers that the rest of a step reads, from what it reads itself."""
     program, numbers = step.jaxpr, _drawn(step)
-    equations = needed(program, (), numbers)
-    read = read_by(equations)
+    first = needed(program, (), numbers)
+    read = read_by(first)
     constants = [x for x in program.constvars if x in read]
     inputs = [x for x in program.invars[step.states :] if x in read]
-    return Program(constants, inputs, equations, numbers)
+    return Program(constants, inputs, first, numbers)
 
 
 def _drawn(step: Step) -> list[Any]:
@@ -76,11 +74,14 @@ def _drawn(step: Step) -> list[Any]:
     drawn: set[Any] = set()
     for equation in program.eqns:
         atoms = set(read_by([equation]))
-        if not atoms <= fixed | discrete | drawn or _acts(equation):
+        within = equations(program._replace(eqns=[equation]))  # the equation itself, too
+        acts = has_side_effects(equation) or any(map(named_axes, within))
+        if not atoms <= fixed | discrete | drawn or acts:
             continue
+        are_keys = all(jnp.issubdtype(y.aval.dtype, jax.dtypes.prng_key) for y in equation.outvars)
         if atoms <= fixed:
             fixed.update(equation.outvars)
-        elif atoms & drawn or _draws(equation):
+        elif atoms & drawn or (of_kind(within, "random") and not are_keys):
             drawn.update(equation.outvars)
         else:
             discrete.update(equation.outvars)
@@ -90,20 +91,3 @@ def _drawn(step: Step) -> list[Any]:
 
 def _floats(variable: Any) -> bool:
     return bool(jnp.issubdtype(variable.aval.dtype, jnp.inexact))
-
-
-def _acts(equation: Any) -> bool:
-    """Whether it has effects, or communicates."""
-    return has_side_effects(equation) or any(map(named_axes, _with_inner(equation)))
-
-
-def _draws(equation: Any) -> bool:
-    """Whether an equation draws numbers, not keys."""
-    if all(jnp.issubdtype(y.aval.dtype, jax.dtypes.prng_key) for y in equation.outvars):
-        return False
-    return any(primitive(each).kind == "random" for each in _with_inner(equation))
-
-
-def _with_inner(equation: Any) -> list[Any]:
-    """The equation, and those of programs inside it."""
-    return [equation, *itertools.chain.from_iterable(map(equations, inside(equation)))]

@@ -79,7 +79,6 @@ class Step:
             outputs. In the jaxpr only outputs may be weakly typed.
         example: the step of one example, if this one is its `jax.vmap`: see `examples.py`.
         kept: variables whose values are inputs, and the variables of these: see `kept.py`.
-        variables: those of state, input and captured arrays, in the program that is evaluated.
     """
 
     jaxpr: Program
@@ -92,15 +91,16 @@ class Step:
     weak: tuple[bool, ...] = ()
     example: "Step | None" = None
     kept: tuple[tuple[Any, Any], ...] = ()
-    variables: list[Any] = dataclasses.field(init=False, repr=False)
-    _in_loop: Order = dataclasses.field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        program = self.jaxpr
-        variables = [*program.invars, *program.constvars]
-        live = Order(needed(program, set(variables), program.outvars), set(), {})
-        object.__setattr__(self, "variables", variables)
-        object.__setattr__(self, "_in_loop", live)
+    @cached_property
+    def variables(self) -> list[Any]:
+        """Those of state, input and captured arrays, in the program that is evaluated."""
+        return [*self.jaxpr.invars, *self.jaxpr.constvars]
+
+    @cached_property
+    def _in_loop(self) -> Order:
+        """How one step is evaluated: as the user wrote it."""
+        return Order(needed(self.jaxpr, set(self.variables), self.jaxpr.outvars), set(), {})
 
     @cached_property
     def evaluated(self) -> Program:

@@ -208,7 +208,7 @@ def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
     Not if slices overlap so much that they are more work than the whole.
     """
     whole = {atom for atom in wanted if not is_literal(atom)}
-    found: set[Any] = set()
+    only_cut: set[Any] = set()
     slices: dict[Any, set[Bounds]] = {}  # of what is only sliced
     for equation in reversed(equations):
         if equation.primitive.name in CUTS:
@@ -218,13 +218,13 @@ def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
         cuts = slices.get(result, set())
         is_cut = result not in whole and primitive(equation).in_place and _is_less(equation, cuts)
         if is_cut:
-            found.add(result)
+            only_cut.add(result)
         for atom in filterfalse(is_literal, equation.invars):
             if is_cut and atom.aval.shape == result.aval.shape:
                 slices.setdefault(atom, set()).update(cuts)
             else:
                 whole.add(atom)
-    return found
+    return only_cut
 
 
 def _splits(equations: Sequence[Any]) -> dict[Any, Slices]:

@@ -173,9 +173,9 @@ def _names_one(equation: Any) -> bool:
     return any(named.spec) or kinds == {AxisType.Auto}  # derivatives name those that are replicated
 
 
-def _collectives(found: Iterable[Any]) -> str:
+def _collectives(communicating: Iterable[Any]) -> str:
     """Equations in words, each once."""
-    each = (f"{x.primitive.name} over {', '.join(map(repr, named_axes(x)))}" for x in found)
+    each = (f"{x.primitive.name} over {', '.join(map(repr, named_axes(x)))}" for x in communicating)
     return ", ".join(dict.fromkeys(each))
 
 
@@ -204,17 +204,14 @@ def side_effects(closed: Any) -> tuple[str, ...]:
     if not has_side_effects(closed):
         return ()
     acting = filter(has_side_effects, without_constants(closed).eqns)
-    return tuple(dict.fromkeys(map(_acting, acting)))
+    reference = "a mutable reference (jax.new_ref)"
+    each = (reference if has_references(x) else str(x.primitive.name) for x in acting)
+    return tuple(dict.fromkeys(each))
 
 
 def has_references(equation: Any) -> bool:
     """Whether an equation works on mutable arrays."""
     return any(map(is_reference, (*equation.invars, *equation.outvars)))
-
-
-def _acting(equation: Any) -> str:
-    name = str(equation.primitive.name)
-    return "a mutable reference (jax.new_ref)" if has_references(equation) else name
 
 
 def is_of_threefry(equation: Any) -> bool:
