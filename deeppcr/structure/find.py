@@ -14,6 +14,8 @@ Walther, "Evaluating Derivatives", 2008, section 7.1).
 
 import dataclasses
 import os
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,23 +40,38 @@ class Structure:
     """Which entries of the state can influence each other. Printed, one line.
 
     Attributes:
-        groups: int32 ``[m, k]``, entries of the state as one vector (`StateLayout.flatten`).
-            Entries in different rows do not influence each other. Every entry is in one row; rows
-            are padded by -1. k is the size of the largest group, and smaller ones may share a row.
+        lowest: the lowest entry of the group of each entry of an example.
         mixes: an example of a batch may influence another.
         separate: none can, nor can another device.
         mixed_by: the operation that joined most entries, and its line; "" if elementwise.
     """
 
-    groups: Array
+    lowest: Array
     mixes: bool
     separate: bool
     mixed_by: str
 
-    @property
-    def width(self) -> int:
-        """w, the number of entries."""
-        return int((self.groups >= 0).sum())
+    @cached_property
+    def groups(self) -> Array:
+        """int32 ``[m, k]``, entries of the state as one vector (`StateLayout.flatten`).
+
+        Entries in different rows do not influence each other. Every entry is in one row; rows are
+        padded by -1. k is the size of the largest group, and smaller ones may share a row: they are
+        packed by size, the largest first. Rows are ordered by their first entry.
+        """
+        order = np.argsort(self.lowest, kind="stable")
+        starts = np.flatnonzero(np.diff(self.lowest[order], prepend=-1))
+        sizes = np.diff(starts, append=len(order))
+        size = int(sizes.max(initial=1))
+        if (sizes == size).all():
+            return order.reshape(-1, size).astype(np.int32)
+        rows: list[list[int]] = []
+        for group in sorted(np.split(order, starts[1:]), key=len, reverse=True):
+            if not rows or len(rows[-1]) + len(group) > size:
+                rows.append([])
+            rows[-1].extend(group.tolist())
+        rows.sort(key=min)
+        return np.array([row + [-1] * (size - len(row)) for row in rows], np.int32)
 
     @property
     def kind(self) -> str:
@@ -62,7 +79,7 @@ class Structure:
         size = self.groups.shape[1]
         if size <= 1:
             return "elementwise"
-        return "dense" if size == self.width else "block-diagonal"
+        return "dense" if size == len(self.lowest) else "block-diagonal"
 
     def __str__(self) -> str:
         rows, size = self.groups.shape
@@ -75,7 +92,7 @@ class Structure:
         return f"{self.kind}: {what}" + ("" if self.separate else f"; {MIXED}")
 
 
-_FOUND: WeakKeyDictionary[Step, dict[StateLayout, Structure]] = WeakKeyDictionary()
+_STRUCTURES: WeakKeyDictionary[Step, dict[StateLayout, Structure]] = WeakKeyDictionary()
 
 
 def find_structure(step: Step, layout: StateLayout) -> Structure:
@@ -83,84 +100,50 @@ def find_structure(step: Step, layout: StateLayout) -> Structure:
 
     Computed once for each step.
     """
-    found = _FOUND.setdefault(step, {})
-    if layout not in found and step.example is not None:  # `jax.vmap` keeps examples separate
+    structures = _STRUCTURES.setdefault(step, {})
+    if layout not in structures and step.example is not None:  # `jax.vmap` keeps examples separate
         one = dataclasses.replace(layout, batch_shape=layout.batch_shape[1:])
-        found[layout] = find_structure(step.example, one)
-    if layout not in found:
-        lowest, mixes, separate, mixed_by = connect(step, layout)
-        found[layout] = Structure(_rows(lowest), mixes, separate, mixed_by)
-    return found[layout]
+        structures[layout] = find_structure(step.example, one)
+    if layout not in structures:
+        structures[layout] = _connect(step, layout)
+    return structures[layout]
 
 
-def connect(step: Step, layout: StateLayout) -> tuple[Array, bool, bool, str]:
-    """The lowest entry of each entry's group, and what else a `Structure` has."""
-    groups = Groups(layout.batch_size * layout.width)
-    entries = groups.parent[1:].reshape(layout.batch_size, layout.width).copy()
-    if entries.size == 0:
-        return np.arange(layout.width), False, True, ""
-    before = _leaves(entries, layout)
-    walk = Walk(groups, KNOWN)
+def _connect(step: Step, layout: StateLayout) -> Structure:
+    """The structure of a step, by its program."""
+    size, width = layout.batch_size, layout.width
+    if size * width == 0:
+        return Structure(np.arange(width), False, True, "")
+    groups = Groups(size * width)
+    entries = groups.parent[1:].reshape(size, width).copy()
+    leaves = np.split(entries, np.cumsum(layout.sizes)[:-1], axis=1)
+    before = [
+        leaf.reshape((*layout.batch_shape, *shape))
+        for leaf, shape in zip(leaves, layout.shapes, strict=True)
+    ]
     program = step.jaxpr._replace(outvars=step.jaxpr.outvars[: step.states])
-    after = walk.program(program, [*before, *[None] * step.inputs])
+    after = Walk(groups, KNOWN).program(program, [*before, *[None] * step.inputs])
     for old, new in zip(before, after, strict=True):
         labels = filled(new, old.shape)
         groups.unite(old[labels != 0], labels[labels != 0])
-    lowest = _of_one_example(groups, entries)
-    is_elementwise = len(np.unique(lowest)) == len(lowest)
-    most = max(groups.joins, key=groups.joins.__getitem__, default=None)
-    # A root is the lowest entry of its group, and an entry of an example.
-    roots = (groups.find(entries) - 1) // layout.width
-    mixes = bool((roots != np.arange(len(entries))[:, None]).any())
-    mixed_by = "" if is_elementwise else _name(most)
-    return lowest, mixes, not (mixes or walk.across_devices), mixed_by
+    # Of the root of each entry, which is the lowest of its group and an entry of an example.
+    example, entry = np.divmod(groups.parent[entries] - 1, width)
+    mixes = bool((example != np.arange(size)[:, None]).any())
+    of_one = Groups(width)  # by all that was joined in any example
+    of_one.unite(np.broadcast_to(np.arange(1, 1 + width), entry.shape), entry + 1)
+    lowest = of_one.parent[1:] - 1
+    mixed_by = "" if (lowest == np.arange(width)).all() else _name(groups.joins)
+    return Structure(lowest, mixes, not (mixes or groups.across_devices), mixed_by)
 
 
-def _leaves(entries: Array, layout: StateLayout) -> list[Array]:
-    """The labels of the leaves of a state."""
-    parts = np.split(entries, np.cumsum(layout.sizes)[:-1], axis=1)
-    return [
-        part.reshape((*layout.batch_shape, *shape))
-        for part, shape in zip(parts, layout.shapes, strict=True)
-    ]
-
-
-def _of_one_example(groups: Groups, entries: Array) -> Array:
-    """The lowest entry of the group of each entry of one example, by all that was joined in any."""
-    width = entries.shape[1]
-    single, own = Groups(width), np.broadcast_to(np.arange(1, 1 + width), entries.shape)
-    single.unite(own, (groups.find(entries) - 1) % width + 1)  # the root of an entry is an entry
-    return single.find(own[0]) - 1
-
-
-def _name(cause: Any) -> str:
-    """The primitive, and the line of the user's program."""
-    if cause is None:
+def _name(joins: Mapping[tuple[Any, ...], int]) -> str:
+    """The primitive that joined most entries, and the line of the user's program."""
+    cause = max(joins, key=joins.__getitem__)
+    if not cause:
         return "moving to other places"
-    name = str(cause.equation.primitive.name)
-    while cause is not None:
-        line = location(cause.equation)
+    name = str(cause[0].primitive.name)
+    for equation in cause:
+        line = location(equation)
         if line.line and not line.file.startswith(HERE):
             return f"{name} ({os.path.basename(line.file)}:{line.line})"
-        cause = cause.outer
     return name
-
-
-def _rows(lowest: Array) -> Array:
-    """The groups as rows, packed by size, the largest first.
-
-    Rows by their first entry.
-    """
-    order = np.argsort(lowest, kind="stable")
-    starts = np.flatnonzero(np.diff(lowest[order], prepend=-1))
-    sizes = np.diff(starts, append=len(order))
-    size = int(sizes.max(initial=1))
-    if (sizes == size).all():
-        return order.reshape(-1, size).astype(np.int32)
-    rows: list[list[int]] = []
-    for group in sorted(np.split(order, starts[1:]), key=len, reverse=True):
-        if not rows or len(rows[-1]) + len(group) > size:
-            rows.append([])
-        rows[-1].extend(group.tolist())
-    rows.sort(key=min)
-    return np.array([row + [-1] * (size - len(row)) for row in rows], np.int32)

@@ -28,18 +28,16 @@ class Groups:
 
     Attributes:
         parent: for each entry the root of its group, which is the lowest; 0 for 0.
-        cause: the current equation.
+        cause: the current equation, and then those whose programs contain it, inside out.
         joins: how many pairs each cause has joined.
+        across_devices: whether a device receives values that depend on states of other devices.
     """
 
     def __init__(self, entries: int):
         self.parent = np.arange(1 + entries, dtype=np.int32)
-        self.cause: Any = None
-        self.joins: Counter[Any] = Counter()
-
-    def find(self, labels: Array) -> Array:
-        """The roots of their groups."""
-        return self.parent[labels]
+        self.cause: tuple[Any, ...] = ()
+        self.joins: Counter[tuple[Any, ...]] = Counter()
+        self.across_devices = False
 
     def unite(self, left: Array, right: Array) -> None:
         """Make one group of each pair of labels, none of them 0."""
@@ -65,7 +63,7 @@ class Groups:
     def _pair(self, a: Array, b: Array) -> Array:
         if a is b:
             return a
-        a, b = sorted((self.find(thin(a)), self.find(thin(b))), key=np.size)
+        a, b = sorted((self.parent[thin(a)], self.parent[thin(b)]), key=np.size)
         met = (a != b) & (a != 0) & (b != 0)
         self.unite(np.broadcast_to(a, met.shape)[met], np.broadcast_to(b, met.shape)[met])
         # If no label of a is 0, the groups of b now are those of a, which has fewer elements.
@@ -76,11 +74,11 @@ class Groups:
         if labels is None or labels.size == 0:
             return None
         axes = sorted(axes, key=lambda pair: pair[1])
-        kept = [before for before, _ in axes]
-        others = tuple(axis for axis in range(labels.ndim) if axis not in kept)
+        apart = [before for before, _ in axes]
+        together = tuple(axis for axis in range(labels.ndim) if axis not in apart)
         roots = self.parent[thin(labels)]
         none = len(self.parent)
-        first = np.where(roots == 0, none, roots).min(axis=others, keepdims=True)
+        first = np.where(roots == 0, none, roots).min(axis=together, keepdims=True)
         first[first == none] = 0
         met = (roots != first) & (roots != 0)
         self.unite(roots[met], np.broadcast_to(first, roots.shape)[met])
@@ -88,14 +86,7 @@ class Groups:
         for old, new in axes:
             before[old] = after[new] = labels.shape[old]
         joined: Array = np.broadcast_to(first, before)
-        return joined.transpose(*kept, *others).reshape(after)
-
-    def along(self, labels: Labels, axis: int) -> Labels:
-        """One label for all elements along an axis, which is removed."""
-        if labels is None:
-            return None
-        kept = [other for other in range(labels.ndim) if other != axis]
-        return self.moved(labels, [(other, i) for i, other in enumerate(kept)], len(kept))
+        return joined.transpose(*apart, *together).reshape(after)
 
     def all_of(self, *labels: Labels) -> Labels:
         """One label, a scalar, for all elements of all arrays."""

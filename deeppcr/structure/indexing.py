@@ -47,8 +47,8 @@ def _indexed(
     """
     shape = visit.shape(0)
     places = [axis for axis in range(len(other)) if axis not in windows]
-    own = [axis for axis in range(len(shape)) if axis not in (*hidden, *batched)]
-    axes = [(a, b) for a, b in zip(own, windows, strict=True) if shape[a] == other[b]]
+    inside = [axis for axis in range(len(shape)) if axis not in (*hidden, *batched)]
+    axes = [(a, b) for a, b in zip(inside, windows, strict=True) if shape[a] == other[b]]
     axes += [(a, places[b]) for a, b in zip(batched, batch_axes, strict=True)]
     return axes, visit.groups.moved(visit.operands[1], list(enumerate(places)), len(other))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from deeppcr.arrays.partition import combine, floating, partition
 from deeppcr.structure.groups import Labels
-from deeppcr.structure.walk import Rule, Visit
+from deeppcr.structure.walk import Rule, Visit, Walk
 from depth.jaxprs import Program, bind, called, scan_parts, without_constants
 
 TRIPS = 8  # of a loop until no more elements depend on the state
@@ -37,13 +37,19 @@ def scan(visit: Visit) -> list[Labels]:
     """A loop of which one trip represents all: a scanned value has one label for all trips."""
     constants, carried, _ = scan_parts(visit.equation)
     end = constants + carried
-    rows = [visit.groups.along(labels, 0) for labels in visit.operands[end:]]
+    rows = [_row(visit, labels) for labels in visit.operands[end:]]
 
     def trip(state: list[Labels]) -> list[Labels]:
         inputs = [*visit.operands[:constants], *state, *rows]
         return visit.walk.program(visit.params["jaxpr"], inputs)
 
     return _fixed_point(visit, trip, visit.operands[constants:end])
+
+
+def _row(visit: Visit, labels: Labels) -> Labels:
+    """One label for all elements along the first axis, which is removed."""
+    axes = [] if labels is None else [(axis, axis - 1) for axis in range(1, labels.ndim)]
+    return visit.groups.moved(labels, axes, len(axes))
 
 
 def while_loop(visit: Visit) -> list[Labels]:
@@ -94,17 +100,17 @@ def _extent(state: list[Labels]) -> int:
 
 def derivative_rule(visit: Visit) -> list[Labels]:
     """The labels of a function's results, joined with those of its rule."""
-    equation, walk, program = visit.equation, visit.walk, called(visit.equation)
-    if walk.differentiated:
-        return walk.program(program, visit.operands)
+    equation, walk = visit.equation, visit.walk
     if visit.params.get("symbolic_zeros", True):  # it may depend on which tangents are zero
         return walk.unknown(visit)  # or is a `jax.custom_vjp`
-    values = walk.program(program, visit.operands, differentiated=True)
     moves, floats = floating(equation.invars), floating(equation.outvars)
-    if id(equation) not in walk.derivatives:  # with the equation: no other gets its id
-        walk.derivatives[id(equation)] = equation, _derivative(equation, moves)
+    if equation not in walk.derivatives:
+        walk.derivatives[equation] = _derivative(equation, moves)
+    # Neither program is differentiated: it is a derivative, or has one of its own.
+    whole = Walk(walk.groups, {**walk.rules, "derivative rule": call})
+    values = whole.program(called(equation), visit.operands)
     operands = [*visit.operands, *partition(visit.operands, moves)]
-    results = walk.program(walk.derivatives[id(equation)][1], operands, differentiated=True)
+    results = whole.program(walk.derivatives[equation], operands)
     tangents = combine([None] * len(values), floats, results[len(values) :])
     return visit.combined(values, results[: len(values)], tangents)
 
@@ -113,13 +119,11 @@ def _derivative(equation: Any, moves: list[bool]) -> Program:
     """Operands and tangents to results and tangents."""
 
     def run(operands: list[Any], tangents: list[Any]) -> list[Any]:
-        def function(*x: Any) -> tuple[list[Any], list[Any]]:
-            results = bind(equation, combine(operands, moves, x))
-            return partition(results, floating(results)), results
+        def function(*x: Any) -> list[Any]:
+            return bind(equation, combine(operands, moves, x))
 
-        x = partition(operands, moves)
-        _, pushed, results = jax.jvp(function, x, tangents, has_aux=True)
-        return [*results, *pushed]
+        results, pushed = jax.jvp(function, partition(operands, moves), tangents)
+        return [*results, *partition(pushed, floating(results))]
 
     avals = [atom.aval for atom in equation.invars]
     return Program.of(jax.make_jaxpr(run)(avals, partition(avals, moves)))

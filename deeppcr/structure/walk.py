@@ -5,7 +5,7 @@ Equation by equation, from the labels of its inputs to those of its outputs.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from typing import Any
@@ -17,63 +17,43 @@ from depth import counts
 from depth.jaxprs import has_side_effects, interpret, needed, read_by, without_constants
 from depth.primitives import primitive
 
-LARGEST = 1 << 24  # elements of an array of labels
+LARGEST = 1 << 24  # elements of an array of labels: a result, or one that depends on the state
 HOLDERS = ("call", "derivative rule", "loop", "branch")  # of programs, which are entered
 
 
-@dataclass(frozen=True, eq=False)
-class Cause:
-    """The current equation, and the one whose program contains it."""
-
-    equation: Any
-    outer: Any
-
-
+@dataclass(frozen=True)
 class Walk:
     """One analysis.
 
     Attributes:
         groups: of the entries of the state, which grow during the analysis.
         rules: by name or by kind of primitive; see `Rule`.
-        differentiated: whether the program is a derivative already.
-        across_devices: whether a device receives values that depend on states of other devices.
-        derivatives: see `deeppcr.structure.programs`.
+        derivatives: programs, by equation; see `deeppcr.structure.programs`.
     """
 
-    def __init__(self, groups: Groups, rules: Mapping[str, "Rule"]):
-        self.groups = groups
-        self.rules = rules
-        self.differentiated = False
-        self.across_devices = False
-        self.derivatives: dict[int, Any] = {}
+    groups: Groups
+    rules: Mapping[str, "Rule"]
+    derivatives: dict[Any, Any] = field(default_factory=dict)
 
     def program(
-        self,
-        closed: Any,
-        inputs: Sequence[Labels],
-        wanted: Sequence[bool] | None = None,
-        differentiated: bool = False,
+        self, closed: Any, inputs: Sequence[Labels], wanted: Sequence[bool] | None = None
     ) -> list[Labels]:
         """The labels of the outputs, given those of the inputs.
 
         None for outputs that are not ``wanted``.
-
-        ``differentiated`` if the program will not be differentiated: it is a derivative, or has one
-        of its own.
         """
         jaxpr = without_constants(closed)
         outputs = jaxpr.outvars if wanted is None else partition(jaxpr.outvars, wanted)
         # Effects without results, such as printing, are not dependences.
         equations = needed(jaxpr, (), outputs, _hands_back)
-        known = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, inputs, strict=True))
-        outer, was = self.groups.cause, self.differentiated
+        start = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, inputs, strict=True))
+        outer = self.groups.cause
         rule = partial(self._follow, outer, read_by(equations, outputs))
-        self.differentiated = was or differentiated
         try:  # constants do not depend on the state
-            found = interpret(jaxpr, known, outputs, rule, lambda _: None, equations)
+            labels = interpret(jaxpr, start, outputs, rule, lambda _: None, equations)
         finally:
-            self.groups.cause, self.differentiated = outer, was
-        return found if wanted is None else combine([None] * len(wanted), wanted, found)
+            self.groups.cause = outer
+        return labels if wanted is None else combine([None] * len(wanted), wanted, labels)
 
     def unknown(self, visit: "Visit") -> list[Labels]:
         """Labels that are valid for any primitive.
@@ -81,16 +61,20 @@ class Walk:
         Every result depends on everything that any operand depends on.
         """
         label = self.groups.all_of(*visit.operands)
-        self.across_devices |= label is not None and _is_collective(visit.equation)
+        self.groups.across_devices |= label is not None and _is_collective(visit.equation)
         return visit.everywhere(label)
 
     def _follow(
-        self, outer: Cause | None, used: Collection[Any], equation: Any, operands: list[Labels]
+        self,
+        outer: tuple[Any, ...],
+        used: Collection[Any],
+        equation: Any,
+        operands: list[Labels],
     ) -> list[Labels]:
         """The labels of the results of an equation; ``used``: the variables that are read."""
         if not equation.effects and all(labels is None for labels in operands):
             return [None] * len(equation.outvars)
-        self.groups.cause, properties = Cause(equation, outer), primitive(equation)
+        self.groups.cause, properties = (equation, *outer), primitive(equation)
         visit = Visit(self, equation, operands, [y in used for y in equation.outvars])
         rule = self.rules.get(equation.primitive.name) or self.rules.get(properties.kind)
         if properties.kind == "call" and not properties.inlines:
@@ -99,7 +83,8 @@ class Walk:
         if has_references(equation) or (has_side_effects(equation) and not enters):
             # Values written to a reference, or passed to Python, may be read anywhere.
             return visit.everywhere(self.groups.all_of(self.groups.parent))
-        if rule is None or (visit.size > LARGEST and not enters):
+        sizes = [x.size for x in operands if x is not None] + [*map(prod, visit.results)]
+        if rule is None or (max(sizes, default=0) > LARGEST and not enters):
             return self.unknown(visit)
         with suppress(Exception):  # parameters of another jax, or no derivative that can be traced
             results = rule(visit)
@@ -127,7 +112,7 @@ class Visit:
 
     @property
     def groups(self) -> Groups:
-        """The groups found so far."""
+        """Those of the walk."""
         return self.walk.groups
 
     @property
@@ -139,12 +124,6 @@ class Visit:
     def results(self) -> list[tuple[int, ...]]:
         """The shape of each result."""
         return [counts.shape(variable) for variable in self.equation.outvars]
-
-    @property
-    def size(self) -> int:
-        """The elements of the largest result, or operand that depends on the state."""
-        operands = [labels.size for labels in self.operands if labels is not None]
-        return max([*operands, *map(prod, self.results)], default=0)
 
     def shape(self, operand: int) -> tuple[int, ...]:
         """The shape of an operand."""

@@ -7,7 +7,6 @@ import numpy as np
 from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.trace import trace
 from deeppcr.structure import find_structure
-from deeppcr.structure.find import connect
 
 SCALES = 0.3, 3.0, 100.0
 POINTS = 3
@@ -68,7 +67,8 @@ def assert_sound(step, shape, depends, batch_ndim=0):
         separate.
     """
     reshaped = traced(lambda z: step(z.reshape(-1)).reshape(shape), jnp.zeros(shape), batch_ndim)
-    lowest, _, separate, _ = connect(*reshaped)
+    found = find_structure(*reshaped)
+    lowest, separate = found.lowest, found.separate
     example, entry = np.divmod(np.arange(len(depends)), len(lowest))
     assert not depends[lowest[entry][:, None] != lowest[entry]].any()
     assert not separate or not depends[example[:, None] != example].any()
