@@ -62,7 +62,7 @@ class Kernels:
         match transfer:
             case CalledProgram(block) if node.equation.primitive.name == ONE_KERNEL:
                 return _recurrence(node.equation, self.program(block))
-            case CalledProgram(block) if node.equation.primitive.name == ONE_FUNCTION:
+            case CalledProgram(block) if node.equation.params.get("name") == ONE_FUNCTION:
                 program = self.program(block)
                 parts = tuple(
                     (replace(part, whole=True) if isinstance(part, KernelLoop) else part, count)
@@ -132,7 +132,8 @@ class Kernels:
             for node in block.nodes:
                 operands = tuple(place[slot] for slot in node.operands)
                 call = node.transfer
-                own = node.equation.primitive.name in (ONE_KERNEL, ONE_FUNCTION)
+                own = node.equation.primitive.name == ONE_KERNEL
+                own |= node.equation.params.get("name") == ONE_FUNCTION
                 if (
                     isinstance(call, CalledProgram)
                     and not own

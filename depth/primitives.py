@@ -352,7 +352,7 @@ holder("jit pjit closed_call core_call checkpoint remat remat2", "call", inlines
 holder(
     """
     call composite compute_on custom_partitioning custom_vmap_call eval_jaxpr fused_call
-    jaxpr_call kernel_call linear_call linear_map one_function remat_opt
+    jaxpr_call kernel_call linear_call linear_map remat_opt
     pieces solve_chain stage steps xla_metadata_call
     """,
     "call",

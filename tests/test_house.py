@@ -49,10 +49,7 @@ BESIDE_THE_CORE |= {"lower/cpu", "lower/gpu"}
 MOST_STATEMENTS = {"core": 7110, "deeppcr": 12300}
 
 # Those that deeppcr adds to jax: a program is one equation to jax, and each platform lowers it.
-PRIMITIVES = {
-    *("kernel_call", "linear_map", "one_function"),
-    *("pieces", "solve_chain", "steps"),
-}
+PRIMITIVES = {"kernel_call", "linear_map", "pieces", "solve_chain", "steps"}
 
 # Who asks for which platforms a program is traced: what lowers it, the rule, and the tools that
 # compare devices.

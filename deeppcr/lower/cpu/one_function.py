@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
-from jax.interpreters import mlir
+from jax.extend.core import jaxpr_as_fun
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu import limits
@@ -29,7 +29,6 @@ from deeppcr.lower.cpu.stack_equal import from_split, stack_equal
 from deeppcr.lower.cpu.vector_products import is_possible, multiplications, parts, product
 from deeppcr.lower.in_order import Loop, Operands
 from deeppcr.lower.products import Sizes, is_real_product
-from deeppcr.programs.calls import Call
 from depth.compilers import is_hoisted, is_one_function
 from depth.counts import convolved, size
 from depth.jaxprs import bind, called, equations, moved_by, run
@@ -77,7 +76,7 @@ def _in_one_function(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
         return [*last, *ys]
 
     # `run` is a new object each time, so that jax caches nothing for it.
-    results = one_function_p.bind(*leaves, call_jaxpr=jax.make_jaxpr(run)(*leaves))
+    results = _marked(jax.make_jaxpr(run)(*leaves), *leaves)
     return results[: loop.states], results[loop.states :]
 
 
@@ -87,7 +86,7 @@ def is_honoured() -> bool:
 
     Not on import: that would start jax's devices before `jax.distributed.initialize` can.
     """
-    answer = is_one_function(lambda loop, x: _marked(x, call_jaxpr=loop))
+    answer = is_one_function(_marked)
     if answer is False:
         warnings.warn(
             f"loops on a CPU run as in jax.lax.scan, not as one function, which was faster: "
@@ -159,23 +158,20 @@ def _are_plain(atoms: Iterable[Any]) -> bool:
     return True
 
 
-one_function_p = Call("one_function")
+def _marked(closed: Any, *operands: Any) -> list[Any]:
+    """The results of a program, as one function; `depth` knows it by its name."""
 
-
-def _marked(*operands: Any, call_jaxpr: Any) -> list[Any]:
     def one_function(*operands: Any) -> tuple[list[Any], list[Array]]:
         with set_xla_metadata(**UNMARK):  # of calls inside
             # XLA aborts if such a function does not read one of its arguments, which may be what
             # its own optimisations lead to (jaxlib 0.10.2): one entry of each is returned, too.
             read = [lax.slice(x, (0,) * x.ndim, (1,) * x.ndim) for x in operands]
-            return one_function_p.run(*operands, call_jaxpr=call_jaxpr), read
+            return list(jaxpr_as_fun(closed)(*operands)), read
 
     with set_xla_metadata(**MARK):
         # Constants are no arguments: XLA would move them into the function.
-        return jax.jit(one_function)(*lax.optimization_barrier(operands))[0]
-
-
-mlir.register_lowering(one_function_p, mlir.lower_fun(_marked, multiple_results=True), "cpu")
+        results: list[Any] = jax.jit(one_function)(*lax.optimization_barrier(operands))[0]
+    return results
 
 
 def _result(equation: Any, operands: list[Any]) -> Sequence[Any]:
