@@ -57,7 +57,7 @@ def retyped(program: Program) -> tuple[Program, list[Any]]:
 
     See `retraced` for what is returned.
     """
-    return _Meshless().program(program)
+    return Retrace(None).program(program)
 
 
 def varying_alike(program: Program, axes: frozenset[str]) -> tuple[Program, list[Any]]:
@@ -73,22 +73,22 @@ class Retrace:
     """Retracing with other types.
 
     Attributes:
-        axes: of `jax.shard_map`, over which arrays vary, too.
+        axes: of `jax.shard_map`, over which arrays vary, too; None for arrays on no mesh, of which
+            there are no shardings.
     """
 
-    axes: frozenset[str] = frozenset()
+    axes: frozenset[str] | None
 
     def type(self, aval: Any) -> Any:
         """The type of a variable."""
-        return abstract(aval, axes=self.axes)
-
-    def changed(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The parameters that change besides programs."""
-        return {}
+        if self.axes is not None:
+            return abstract(aval, axes=self.axes)
+        weak = getattr(aval, "weak_type", False)
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
     def mesh(self) -> AbstractContextManager[Any]:
         """The mesh to trace on."""
-        return nullcontext()
+        return jax.sharding.use_abstract_mesh(NO_MESH) if self.axes is None else nullcontext()
 
     def _replace(self, equation: Any, operands: list[Any]) -> list[Any] | None:
         """The results of an equation, by its programs retraced; None to evaluate it as it is."""
@@ -98,7 +98,9 @@ class Retrace:
         }
         if any(params[key] is not value for key, value in equation.params.items()):
             operands = self._cast(operands)
-        return bind(equation.replace(params=params | self.changed(params)), operands)
+        if self.axes is None:
+            params |= {key: None for key in SHARDINGS if key in params}
+        return bind(equation.replace(params=params), operands)
 
     def program(self, program: Program) -> tuple[Program, list[Any]]:
         """The program, retraced: see `retraced`."""
@@ -111,7 +113,7 @@ class Retrace:
 
     def _cast(self, values: Sequence[Any]) -> list[Any]:
         """Values as programs inside of the program take and return them."""
-        return [vary(x, self.axes) for x in values]
+        return [vary(x, self.axes or frozenset()) for x in values]
 
     def _closed(self, jaxpr: Any, constants: Sequence[Any]) -> Any:
         """A jaxpr with these constants, retraced."""
@@ -142,23 +144,6 @@ class Retrace:
             jaxpr, constants, *without_tangent = rule.call_wrapped(*zeros)
         closed = self._closed(jaxpr, constants)
         return without_constants(closed), constants_of(closed), *without_tangent
-
-
-class _Meshless(Retrace):
-    """See `retyped`."""
-
-    def type(self, aval: Any) -> Any:
-        """See `Retrace`."""
-        weak = getattr(aval, "weak_type", False)
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
-
-    def changed(self, params: dict[str, Any]) -> dict[str, Any]:
-        """See `Retrace`: there are no shardings."""
-        return {key: None for key in SHARDINGS if params.get(key) is not None}
-
-    def mesh(self) -> AbstractContextManager[Any]:
-        """See `Retrace`."""
-        return jax.sharding.use_abstract_mesh(NO_MESH)
 
 
 def converted(parameter: Any, program: Callable[[Any], Any], rule: Callable[..., Any]) -> Any:
