@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -161,20 +161,14 @@ class Surrogate(Linearization):
         own = dataclasses.replace(chain, step=step, captured=captured)
         return TracedSurrogate(found.traced(own), captured, step, chain.layout)
 
-    def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        """Those of what `traced` returns."""
-        raise self._untraced
-
-    def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
-        """That of what `traced` returns."""
-        raise self._untraced
-
-    @property
-    def _untraced(self) -> Exception:
-        return ValueError(
+    def _untraced(self, *_: Any) -> Any:
+        """Those of what `traced` returns have both."""
+        raise ValueError(
             f"linearize is {describe(self)}, whose cost is not known before a call; "
             "expected a linearisation of the step itself in a plan."
         )
+
+    blocks = bytes_per_step = cast(Any, _untraced)
 
 
 @partial(

@@ -9,7 +9,6 @@ of the columns.
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -120,10 +119,8 @@ def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Arr
     wide = vectors.reshape((len(vectors), *(1,) * (len(shape) - 1), -1))
     basis = like(jnp.broadcast_to(wide, (len(vectors), *shape)), states)
 
-    derivative = derivative_of(chain.step)
-
     def one(state: Array, inputs: Leaves) -> Array:
-        linear = derivative(on_vectors(chain, inputs), state)[1]
+        linear = derivative(chain, state, inputs)
         return jax.vmap(linear, out_axes=-1)(basis)
 
     with differentiable(chain.step):
@@ -146,22 +143,16 @@ def differentiable(step: Step) -> Iterator[None]:
         ) from error
 
 
-def on_vectors(chain: TracedChain, inputs: Leaves) -> Callable[[Array], Array]:
-    """One step as a function of vectors."""
+def derivative(chain: TracedChain, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
+    """That of one step, a linear function of vectors; its transpose in reverse mode only."""
     layout, step = chain.layout, chain.step
 
     def f(vector: Array) -> Array:
         leaves = layout.unflatten(vector)
         return layout.flatten(step(leaves, inputs, chain.captured, step.at_once))
 
-    return f
-
-
-def derivative_of(step: Step) -> Callable[..., Any]:
-    """``(f, x) -> (f(x), df/dx)`` as a linear function; its transpose in reverse mode only."""
-    return _pull if step.has_custom_vjp else jax.linearize
-
-
-def _pull(f: Callable[[Array], Array], x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    value, pull = jax.vjp(f, x)
-    return value, lambda row: pull(row)[0]
+    if not step.has_custom_vjp:
+        linear: Callable[[Array], Array] = jax.linearize(f, state)[1]
+        return linear
+    pull = jax.vjp(f, state)[1]
+    return lambda row: pull(row)[0]

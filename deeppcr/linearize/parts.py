@@ -22,10 +22,9 @@ from deeppcr.linearize.columns import columns
 from deeppcr.linearize.jacobian import (
     block_diagonals,
     by_rows,
-    derivative_of,
+    derivative,
     diagonals,
     differentiable,
-    on_vectors,
     probed_diagonals,
 )
 from deeppcr.linearize.linearization import Linearization
@@ -63,10 +62,8 @@ class Dense(Part):
     """
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        derivative = derivative_of(chain.step)
-
         def one(state: Array, inputs: Leaves) -> Array:
-            linear = derivative(on_vectors(chain, inputs), state)[1]
+            linear = derivative(chain, state, inputs)
             return jnp.moveaxis(columns(linear, state), 0, -1)
 
         with differentiable(chain.step):
