@@ -122,11 +122,9 @@ class InOrder(NamedTuple):
         reached = [True] * len(states)
         if not (all(states) and all(outputs)):
             reached = leaves_pulled(self.chain.step, states, outputs)
-        if all(reached) and all(outputs):
-            return self._pulled(given)
+        system = self if all(reached) and all(outputs) else self.of_part(reached, outputs)
         own = partition(given.outputs, outputs)
-        of_part = Results(partition(g, reached), own, partition(last, reached))
-        dz, dx, dc = self.of_part(reached, outputs)._pulled(of_part)
+        dz, dx, dc = system._pulled(Results(partition(g, reached), own, partition(last, reached)))
         of_initial = partition(reached, self.moves.initial)
         return combine([None] * len(of_initial), of_initial, dz), dx, dc
 
