@@ -16,7 +16,7 @@ A new linearisation is one file with a `Linearization`. `jacobian` has the deriv
 from deeppcr.linearize.derived import Clipped, Surrogate, TracedSurrogate
 from deeppcr.linearize.exact import (
     LINEARIZATIONS,
-    Choice,
+    LinearizationChoice,
     choose_linearization,
     exact_linearization,
     find_linearization,
@@ -29,11 +29,11 @@ from deeppcr.linearize.scalar import Scalar, Zero
 __all__ = [
     "LINEARIZATIONS",
     "BlockDiagonal",
-    "Choice",
     "Clipped",
     "Dense",
     "Diagonal",
     "Linearization",
+    "LinearizationChoice",
     "Scalar",
     "Surrogate",
     "TracedSurrogate",

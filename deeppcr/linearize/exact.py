@@ -27,7 +27,7 @@ SHORTEST = 64  # steps of a window: shorter ones offer little parallelism
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class LinearizationChoice:
     """How a chain is linearised.
 
     Attributes:
@@ -74,7 +74,7 @@ def choose_linearization(
     window: int | None,
     memory: int | None,
     whole: int | None = None,
-) -> Choice:
+) -> LinearizationChoice:
     """The linearisation and the window for ``length`` steps, of a chain of ``whole`` steps.
 
     "auto" takes the exact Jacobian in the narrowest form that the step's structure proves:
@@ -109,7 +109,9 @@ def choose_linearization(
     is_exact = chosen.is_exact(step, layout)
     is_part = isinstance(chosen, Dense | Diagonal | BlockDiagonal)
     mixes = is_part and find_structure(step, layout).mixes
-    return Choice(chosen, min(length, window or length), is_exact, "; ".join(reasons), mixes)
+    return LinearizationChoice(
+        chosen, min(length, window or length), is_exact, "; ".join(reasons), mixes
+    )
 
 
 def exact_linearization(step: Step, layout: StateLayout) -> Linearization:

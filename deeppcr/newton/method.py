@@ -34,8 +34,8 @@ from deeppcr.checks import (
 )
 from deeppcr.linear import LinearSolver, find_solver
 from deeppcr.linearize import (
-    Choice,
     Linearization,
+    LinearizationChoice,
     choose_linearization,
     find_linearization,
 )
@@ -239,7 +239,7 @@ class Newton:
             layout=widened.layout,
         )
 
-    def _choose(self, chain: TracedChain, length: int) -> Choice:
+    def _choose(self, chain: TracedChain, length: int) -> LinearizationChoice:
         """How the steps on each device are linearised."""
         shards, window = chain.axis.size, self.window
         each = chain.length // shards

@@ -22,7 +22,7 @@ from deeppcr.choose import (
     left_to_jax,
 )
 from deeppcr.layers import Repeated
-from deeppcr.linearize import Choice, choose_linearization
+from deeppcr.linearize import LinearizationChoice, choose_linearization
 from deeppcr.loops import ITERATION
 from deeppcr.lower import expecting, obstacle
 from deeppcr.newton import Newton
@@ -77,7 +77,7 @@ class Plan:
     """
 
     structure: Structure
-    choice: Choice
+    choice: LinearizationChoice
     device: depth.Device
     found: Mapping[str, str]
     forward: Sequence[Candidate]
