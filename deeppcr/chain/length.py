@@ -24,7 +24,8 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
     lengths: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
         where, shape = name + jax.tree_util.keystr(path), np.shape(leaf)
-        if isinstance(leaf, str | bytes) or _no_numbers(leaf):
+        kind = getattr(getattr(leaf, "dtype", None), "kind", "")
+        if isinstance(leaf, str | bytes) or kind in tuple("OSUMm"):  # strings, objects, dates
             expected = "an array of numbers with one entry per step on axis 0"
             raise no_array(where, leaf, expected)
         if not shape:
@@ -52,8 +53,3 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
     if length is None:
         raise ValueError(f"{name} has no arrays, so length is needed: the number of steps.")
     return length
-
-
-def _no_numbers(leaf: Any) -> bool:
-    """Whether it is an array of numpy's with strings, objects or dates in it."""
-    return getattr(getattr(leaf, "dtype", None), "kind", "") in tuple("OSUMm")

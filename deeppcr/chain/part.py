@@ -112,7 +112,7 @@ def part(chain: TracedChain, kept: Mask, outputs: Mask, states: Leaves) -> Trace
     dtypes = tuple(partition(layout.dtypes, kept))
     return dataclasses.replace(
         chain,
-        step=_part_of(step, tuple(kept), tuple(outputs), tuple(also_read)),
+        step=step_part(step, kept, outputs, also_read),
         layout=dataclasses.replace(layout, shapes=shapes, dtypes=dtypes),
         initial=partition(chain.initial, kept),
         inputs=[*chain.inputs, *(states[i] for i in also_read)],
@@ -121,51 +121,44 @@ def part(chain: TracedChain, kept: Mask, outputs: Mask, states: Leaves) -> Trace
     )
 
 
-def step_part(step: Step, kept: Mask, outputs: Mask) -> Step:
-    """The step of `part`, if none of these reads another leaf."""
-    return _part_of(step, tuple(kept), tuple(outputs), ())
-
-
 def _also_read(step: Step, kept: Mask, outputs: Mask) -> list[bool]:
     """The leaves of the state that are read, but not ``kept``."""
     states = step.jaxpr.invars[: step.states]
-    program = _cut(step.jaxpr, step, kept, outputs, list(range(step.states)))
+    program = _cut(step, kept, outputs, list(range(step.states)))
     read = read_by(program.eqns, program.outvars)
     return [not keeps and z in read for keeps, z in zip(kept, states, strict=True)]
 
 
-def _part_of(
-    step: Step, kept: tuple[bool, ...], outputs: tuple[bool, ...], also_read: tuple[int, ...]
-) -> Step:
-    """See `part`; made once for a step, since what is known of a step is stored by step."""
+def step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int] = ()) -> Step:
+    """The step of `part`, which takes ``also_read`` leaves of the state as further inputs.
+
+    Made once for a step, since what is known of a step is stored by step.
+    """
     parts = _PARTS.setdefault(step, {})
-    key = kept, outputs, also_read
+    key = tuple(kept), tuple(outputs), tuple(also_read)
     if key not in parts:
         example = step.example
         # That of a loop which keeps values has not these outputs; it tells of examples alone.
         is_alike = example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars)
+        program = _cut(step, *key)
+        computed = {y for each in program.eqns for y in each.outvars}
         smaller = dataclasses.replace(
             step,
-            jaxpr=_cut(step.jaxpr, step, *key),
+            jaxpr=program,
             states=sum(kept),
             state_tree=jax.tree.structure([0] * sum(kept)),
             output_tree=jax.tree.structure([0] * sum(outputs)),
             weak=tuple(partition(step.weak, [*kept, *outputs])),
-            example=_part_of(example, *key) if example and is_alike else example,
+            example=step_part(example, *key) if example and is_alike else example,
+            kept=tuple(pair for pair in step.kept if pair[0] in computed),
         )
-        computed = {y for each in smaller.jaxpr.eqns for y in each.outvars}
-        values = tuple(pair for pair in step.kept if pair[0] in computed)
-        smaller = dataclasses.replace(smaller, kept=values)
-        if also_read:
-            smaller = extended(smaller, smaller.jaxpr, len(also_read))
-        parts[key] = smaller
+        parts[key] = extended(smaller, program, len(also_read)) if also_read else smaller
     return parts[key]
 
 
-def _cut(
-    program: Program, step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]
-) -> Program:
+def _cut(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) -> Program:
     """The program of the leaves that are ``kept``; it takes ``also_read`` after all inputs."""
+    program = step.jaxpr
     states, inputs = program.invars[: step.states], program.invars[step.states :]
     program = program._replace(
         invars=[*partition(states, kept), *inputs, *(states[i] for i in also_read)],
