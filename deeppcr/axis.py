@@ -46,9 +46,9 @@ class ChainAxis:
         """The axis of ``length`` steps after `flipped` has reordered arrays along the chain."""
         return dataclasses.replace(self, backwards=False)
 
-    def flipped(self, arrays: list[Array]) -> list[Array]:
+    def flipped(self, tree: Any) -> Any:
         """Arrays of a backwards recurrence in the order of its steps, and back."""
-        return [jnp.flip(x, 0) for x in arrays]
+        return jax.tree.map(lambda x: jnp.flip(x, 0), tree)
 
     def in_order(self, arrays: list[Array]) -> list[Array]:
         """Arrays in memory order, reordered along the chain, and back."""

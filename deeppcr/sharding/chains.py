@@ -29,8 +29,9 @@ from deeppcr.chain.chain import Chain, TracedChain, trace_chain
 from deeppcr.chain.step import Extended
 from deeppcr.checks import check_type
 from deeppcr.programs.retrace import retyped
-from deeppcr.sharding.mesh import ChainSharding, MeshAxis, check_mesh_axis, count_devices
-from deeppcr.sharding.solver import Sharded
+from deeppcr.sharding.devices import MeshAxis, check_mesh_axis
+from deeppcr.sharding.mesh import ChainSharding
+from deeppcr.sharding.solver import Sharded, select
 from deeppcr.solution import Run
 
 T = TypeVar("T")
@@ -63,14 +64,12 @@ def shard(chain: Chain, mesh: Mesh, axis: MeshAxis = "chain") -> Chain:
         >>> deeppcr.solve(chain, jnp.array(0.5)).trajectory.shape
         (64,)
     """
-    remedy = "a deeppcr.Chain; for layers: Chain.from_layers(layers, x)"
-    check_type("chain", chain, Chain, remedy)
+    check_type("chain", chain, Chain, "a deeppcr.Chain; for layers: Chain.from_layers(layers, x)")
     check_mesh_axis(mesh, axis)
-    even = (chain.length or 0) % count_devices(mesh, axis) == 0
-    inputs = jax.device_put(chain.inputs, NamedSharding(mesh, P(axis) if even else P()))
-    return dataclasses.replace(
-        chain, inputs=inputs, sharding=ChainSharding(mesh=mesh, mesh_axis=axis)
-    )
+    sharding = ChainSharding(mesh=mesh, mesh_axis=axis)
+    spec = P() if (chain.length or 0) % sharding.size else sharding.along
+    inputs = jax.device_put(chain.inputs, NamedSharding(mesh, spec))
+    return dataclasses.replace(chain, inputs=inputs, sharding=sharding)
 
 
 def find_sharding(inputs: Any, stored: ChainSharding | None, *users: Any) -> ChainSharding | None:
@@ -105,8 +104,7 @@ def on_shards(
     def shard(solver: Any, chain: TracedChain, *leaves: Leaves) -> T:
         return f(solver, chain.shard(sharding.shard), *leaves)
 
-    of_solver, *of_leaves = specs
-    in_specs = of_solver, chain.sharded(sharding.along, P()), *of_leaves
+    in_specs = specs[0], chain.sharded(sharding.along, P()), *specs[1:]
     return sharding.per_shard(shard, in_specs, out)(solver, chain, *leaves)
 
 
@@ -142,45 +140,37 @@ def lengthened(chain: TracedChain) -> TracedChain:
     added = -chain.length % chain.axis.size
     if not added:
         return chain
-    step, initial = chain.step, chain.initial
+    step, length = chain.step, chain.length + added
+    start = jax.tree.unflatten(step.state_tree, chain.initial)
 
     def function(state: Any, inputs: Any) -> tuple[Any, Any]:
         x, alive = inputs
         # An added step repeats the first one, which is known to be defined. Its result is replaced
         # by a state that depends on no other.
-        start = jax.tree.unflatten(step.state_tree, lax.stop_gradient(initial))
+        other = lax.stop_gradient(start)
         assert chain.function is not None
-        after, outputs = chain.function(_select(alive, state, start), x)
+        after, outputs = chain.function(select(alive, state, other), x)
         after = jax.tree.map(lambda a, z: jnp.asarray(a, z.dtype), after, state)
-        return _select(alive, after, start), outputs
+        return select(alive, after, other), outputs
 
     def more(x: Any) -> Any:
         first = lax.stop_gradient(x[:1])
         return jnp.concatenate([x, jnp.broadcast_to(first, (added, *x.shape[1:]))])
 
     inputs = jax.tree.unflatten(step.input_tree, [more(x) for x in chain.inputs])
-    alive = jnp.arange(chain.length + added) < chain.length
-    state = jax.tree.unflatten(step.state_tree, initial)
+    alive = jnp.arange(length) < chain.length
     batch_ndim = len(chain.layout.batch_shape)
-    length = chain.length + added
-    longer = trace_chain(function, state, Extended(inputs, alive), length, batch_ndim, "z0")
+    longer = trace_chain(function, start, Extended(inputs, alive), length, batch_ndim, "z0")
     return dataclasses.replace(longer, axis=chain.axis)
 
 
 def shortened(run: Run, length: int) -> Run:
     """The run of the first ``length`` steps."""
-    stats = dataclasses.replace(run.stats, prefix=jnp.minimum(run.stats.prefix, length))
     return dataclasses.replace(
         run,
         trajectory=[z[:length] for z in run.trajectory],
         outputs=[y[:length] for y in run.outputs],
-        stats=stats,
-    )
-
-
-def _select(condition: Any, yes: Any, no: Any) -> Any:
-    return jax.tree.map(
-        lambda a, b: lax.select(jnp.broadcast_to(condition, a.shape), a, b), yes, no
+        stats=dataclasses.replace(run.stats, prefix=jnp.minimum(run.stats.prefix, length)),
     )
 
 
@@ -197,7 +187,5 @@ def _of_array(x: Any) -> ChainSharding | None:
     is_traced = isinstance(x, jax.core.Tracer)
     sharding = jax.typeof(x).sharding if is_traced else getattr(x, "sharding", None)
     if not isinstance(sharding, NamedSharding) or not sharding.spec or sharding.spec[0] is None:
-        return None
-    if not sharding.mesh.axis_names:
         return None
     return ChainSharding(mesh=sharding.mesh, mesh_axis=sharding.spec[0])

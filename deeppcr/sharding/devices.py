@@ -5,35 +5,61 @@ Running sums and maxima are computed in each shard, then over the P results on a
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from deeppcr.arrays.avals import like
 from deeppcr.axis import ChainAxis
+from deeppcr.checks import check_type
+
+MeshAxis = str | tuple[str, ...]
+"""The name of a mesh axis, or several, of which the first varies slowest."""
+
+
+def check_mesh_axis(mesh: Any, axis: Any, name: str = "axis") -> None:
+    """Raise unless ``mesh`` is a mesh and ``axis`` names one of its axes, or several in a tuple."""
+    meshes = jax.sharding.Mesh | jax.sharding.AbstractMesh
+    check_type("mesh", mesh, meshes, "a jax.sharding.Mesh, as jax.make_mesh returns")
+    names = names_of(axis)
+    if not names or any(part not in mesh.axis_names for part in names):
+        axes = ", ".join(map(repr, mesh.axis_names))
+        raise ValueError(
+            f"{name} is {axis!r}, and the mesh has the axes {axes}; "
+            "expected one of them, or a tuple of some."
+        )
+
+
+def count_devices(mesh: Any, axis: MeshAxis) -> int:
+    """The number of devices along an axis."""
+    return math.prod(mesh.shape[name] for name in names_of(axis))
+
+
+def names_of(axis: MeshAxis) -> tuple[str, ...]:
+    """The names of mesh axes."""
+    return axis if isinstance(axis, tuple) else (axis,)
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceAxis(ChainAxis):
-    """One of ``count`` equal shards along the mesh axis ``mesh_axis``; see `ChainAxis`.
+    """One of equal shards along the axis ``mesh_axis`` of ``mesh``; see `ChainAxis`.
 
-    ``ordered``: several mesh axes in the order of the mesh, and ``numbers``, the number of each
-    device in that order, as `jax.lax.ppermute` takes them. ``descending``: see `ChainSharding`.
+    ``descending``: see `ChainSharding`.
     """
 
-    count: int = 1
-    mesh_axis: str | tuple[str, ...] = ""
-    ordered: tuple[str, ...] = ()
-    numbers: tuple[int, ...] = ()
+    mesh: Any = None
+    mesh_axis: MeshAxis = ()
     descending: bool = False
 
     @property
     def size(self) -> int:
         """See `ChainAxis`."""
-        return self.count
+        return count_devices(self.mesh, self.mesh_axis)
 
     @property
     def rank(self) -> Array:
@@ -47,8 +73,7 @@ class DeviceAxis(ChainAxis):
 
     def shift(self, tree: Any, distance: int = 1) -> Any:
         """The value of the shard ``distance`` before this one; zeros where there is none."""
-        numbers = self.numbers or range(self.size)
-        pairs = [(numbers[p], numbers[p + distance]) for p in range(self.size - distance)]
+        pairs = [(p, p + distance) for p in range(self.size - distance)]
         if self._from_last_device:
             pairs = [(target, source) for source, target in pairs]
         return jax.tree.map(lambda leaf: self._sent(leaf, pairs), tree)
@@ -57,13 +82,13 @@ class DeviceAxis(ChainAxis):
         """See `ChainAxis`: on a descending axis each shard goes to the device at the other end."""
         if not self.descending:
             return arrays
-        numbers = tuple(self.numbers or range(self.size))
-        pairs = list(zip(numbers, reversed(numbers), strict=True))
+        pairs = [(p, self.size - 1 - p) for p in range(self.size)]
         return [self._sent(x, pairs) for x in arrays]
 
     def _sent(self, x: Array, pairs: list[tuple[int, int]]) -> Array:
-        """Every shard on another device."""
-        return lax.ppermute(x, self.ordered or self.mesh_axis, pairs)
+        """Shards of the first devices of these pairs on the second ones."""
+        names, numbers = _device_numbers(self.mesh, self.mesh_axis)
+        return lax.ppermute(x, names, [(numbers[p], numbers[q]) for p, q in pairs])
 
     def before(self, entry: Array, states: Array) -> Array:
         """See `ChainAxis`."""
@@ -118,7 +143,7 @@ class DeviceAxis(ChainAxis):
             shapes = jax.eval_shape(work, entry, None)[1]
             own = jax.tree.map(lambda x: like(jnp.zeros(x.shape, x.dtype), x), shapes)
 
-        def trip(number: Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        def trip(number: Array, state: tuple[Any, Any]) -> Any:
             carried, own = state
             mine = self.rank == number
             enters = mine & (number > 0)
@@ -136,15 +161,11 @@ class DeviceAxis(ChainAxis):
         along = super().scan
 
         def shard_after_shard(body: Any, carry: Any, xs: Any, **options: Any) -> tuple[Any, Any]:
-            shard = lambda entry, _: along(body, entry, xs, **options)  # noqa: E731
-            return self.sequentially(shard, carry, None)
+            return self.sequentially(
+                lambda entry, _: along(body, entry, xs, **options), carry, None
+            )
 
         return shard_after_shard
-
-    def _gathered(self, x: Array) -> Array:
-        """The values of all shards, in the order of the recurrence."""
-        everything = lax.all_gather(x, self.mesh_axis)
-        return jnp.flip(everything, 0) if self._from_last_device else everything
 
     @property
     def _from_last_device(self) -> bool:
@@ -153,8 +174,9 @@ class DeviceAxis(ChainAxis):
 
     def _of_earlier(self, x: Array, cumulate: Callable[..., Array], nothing: float) -> Array:
         """``cumulate`` over the values of the shards before this one."""
-        begun = cumulate(self._gathered(x), axis=0)
-        earlier = begun[jnp.maximum(self.rank - 1, 0)]
+        every = lax.all_gather(x, self.mesh_axis)
+        in_order = jnp.flip(every, 0) if self._from_last_device else every
+        earlier = cumulate(in_order, axis=0)[jnp.maximum(self.rank - 1, 0)]
         return jnp.where(self.rank == 0, jnp.full_like(x, nothing), earlier)
 
     def _of(self, rank: int, tree: Any) -> Any:
@@ -164,3 +186,15 @@ class DeviceAxis(ChainAxis):
             return lax.psum(jnp.where(self.rank == rank, x, jnp.zeros_like(x)), self.mesh_axis)
 
         return jax.tree.map(broadcast, tree)
+
+
+def _device_numbers(mesh: Any, axis: MeshAxis) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Several axes in the order of the mesh, and the numbers of the devices along them.
+
+    As `jax.lax.ppermute` takes both.
+    """
+    names = names_of(axis)
+    ordered = [name for name in mesh.axis_names if name in names]
+    numbers = np.arange(count_devices(mesh, axis)).reshape([mesh.shape[name] for name in ordered])
+    numbers = numbers.transpose([ordered.index(name) for name in names])
+    return tuple(ordered), tuple(numbers.reshape(-1).tolist())

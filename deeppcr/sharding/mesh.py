@@ -1,41 +1,18 @@
 """`ChainSharding`: a chain whose arrays are sharded over the devices along one axis of a mesh."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import jax
-import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.arrays.explicit import with_auto_types
 from deeppcr.axis import ChainAxis
-from deeppcr.checks import check_type
-from deeppcr.sharding.devices import DeviceAxis
+from deeppcr.sharding.devices import DeviceAxis, MeshAxis, count_devices, names_of
 
 T = TypeVar("T")
-MeshAxis = str | tuple[str, ...]
-"""The name of a mesh axis, or several, of which the first varies slowest."""
-
-
-def check_mesh_axis(mesh: Any, axis: Any, name: str = "axis") -> None:
-    """Raise unless ``mesh`` is a mesh and ``axis`` names one of its axes, or several in a tuple."""
-    meshes = jax.sharding.Mesh | jax.sharding.AbstractMesh
-    check_type("mesh", mesh, meshes, "a jax.sharding.Mesh, as jax.make_mesh returns")
-    names = _names(axis)
-    if not names or any(part not in mesh.axis_names for part in names):
-        axes = ", ".join(map(repr, mesh.axis_names))
-        raise ValueError(
-            f"{name} is {axis!r}, and the mesh has the axes {axes}; "
-            "expected one of them, or a tuple of some."
-        )
-
-
-def count_devices(mesh: Any, axis: MeshAxis) -> int:
-    """The number of devices along an axis."""
-    return math.prod(mesh.shape[name] for name in _names(axis))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +46,7 @@ class ChainSharding(ChainAxis):
         """The chain axis of one device, inside `per_shard`."""
         if not self.mesh_axis:
             return ChainAxis(self.backwards)
-        ordered, numbers = _device_numbers(self.mesh, self.mesh_axis)
-        return DeviceAxis(
-            self.backwards, self.size, self.mesh_axis, ordered, numbers, self.descending
-        )
+        return DeviceAxis(self.backwards, self.mesh, self.mesh_axis, self.descending)
 
     @property
     def along(self) -> P:
@@ -84,8 +58,7 @@ class ChainSharding(ChainAxis):
 
         jax does not check that results are replicated where required: a collective makes them so.
         """
-        names = set(_names(self.mesh_axis))
-        if names:
+        if names := set(names_of(self.mesh_axis)):
             f = jax.shard_map(
                 f,
                 mesh=self.mesh,
@@ -104,11 +77,12 @@ class ChainSharding(ChainAxis):
         even = length % self.size == 0
         return dataclasses.replace(self, backwards=False, descending=even)
 
-    def flipped(self, arrays: list[Array]) -> list[Array]:
+    def flipped(self, tree: Any) -> Any:
         """See `ChainAxis`: each device flips its own shard."""
-        if not arrays or len(arrays[0]) % self.size:
-            return super().flipped(arrays)
-        return self.per_shard(super().flipped, (self.along,), self.along)(arrays)
+        leaves = jax.tree.leaves(tree)
+        if not leaves or len(leaves[0]) % self.size:
+            return super().flipped(tree)
+        return self.per_shard(super().flipped, (self.along,), self.along)(tree)
 
     def in_order(self, arrays: list[Array]) -> list[Array]:
         """See `ChainAxis`: it moves the arrays of a descending chain."""
@@ -131,29 +105,12 @@ class ChainSharding(ChainAxis):
             return super().scan
         along = ChainAxis(not self.backwards).scan
 
-        def flipped(tree: Any) -> Any:
-            leaves, structure = jax.tree.flatten(tree)
-            return jax.tree.unflatten(structure, self.flipped(leaves))
-
         def against(body: Any, carry: Any, xs: Any, **options: Any) -> tuple[Any, Any]:
-            carry, ys = along(body, carry, flipped(xs), **options)
-            return carry, flipped(ys)
+            carry, ys = along(body, carry, self.flipped(xs), **options)
+            return carry, self.flipped(ys)
 
         return against
 
     def each(self, f: Callable[..., T], parts: int) -> Callable[..., T]:
         """See `ChainAxis`."""
         return self.per_shard(f, (*[self.along] * parts, P()), self.along)
-
-
-def _device_numbers(mesh: Any, axis: MeshAxis) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Several axes in the order of the mesh, and the numbers of the devices along them."""
-    names = _names(axis)
-    ordered = [name for name in mesh.axis_names if name in names]
-    numbers = np.arange(count_devices(mesh, axis)).reshape([mesh.shape[name] for name in ordered])
-    numbers = numbers.transpose([ordered.index(name) for name in names])
-    return tuple(ordered), tuple(numbers.reshape(-1).tolist())
-
-
-def _names(axis: MeshAxis) -> tuple[str, ...]:
-    return axis if isinstance(axis, tuple) else (axis,)

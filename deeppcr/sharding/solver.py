@@ -25,8 +25,8 @@ from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.named import find_solver
 from deeppcr.linear.reduction import Maps, after
 from deeppcr.linear.solver import LinearSolver
-from deeppcr.sharding.devices import DeviceAxis
-from deeppcr.sharding.mesh import ChainSharding, MeshAxis, check_mesh_axis
+from deeppcr.sharding.devices import DeviceAxis, MeshAxis, check_mesh_axis
+from deeppcr.sharding.mesh import ChainSharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class ShardSolver(LinearSolver):
         initial, along = restore(_state_before(composed, axis)), Along(reverse=reverse)
         # The first block of the chain is ignored, even if it is NaN.
         start = along.first(blocks, 1)
-        start = _select(axis.rank == 0, jax.tree.map(jnp.zeros_like, start), start)
+        start = select(axis.rank == 0, jax.tree.map(jnp.zeros_like, start), start)
         b_first = along.first(b, 1) + start.apply(initial)
         b = along.join(b_first, along.last(b, len(b) - 1))
         return self.inside.solve_unguarded(blocks, b, reverse)
@@ -133,11 +133,12 @@ class ShardSolver(LinearSolver):
 
 def _state_before(composed: Maps, axis: DeviceAxis) -> Array:
     """The state before this shard, zero before the first, from the composition of its steps."""
-    found, distance = composed, 1
+    distance = 1
     while distance < axis.size:
-        found = _select(axis.rank >= distance, after(found, axis.shift(found, distance)), found)
+        is_late = axis.rank >= distance
+        composed = select(is_late, after(composed, axis.shift(composed, distance)), composed)
         distance *= 2
-    return axis.shift(found[1])
+    return axis.shift(composed[1])
 
 
 def _composed(maps: Maps, along: Along) -> Maps:
@@ -151,7 +152,7 @@ def _composed(maps: Maps, along: Along) -> Maps:
     return maps
 
 
-def _select(condition: Any, chosen: Any, otherwise: Any) -> Any:
+def select(condition: Any, chosen: Any, otherwise: Any) -> Any:
     """Leaf by leaf, ``chosen`` if the scalar ``condition`` is true, else ``otherwise``."""
     return jax.tree.map(
         lambda yes, no: lax.select(lax.full(yes.shape, condition), yes, no), chosen, otherwise

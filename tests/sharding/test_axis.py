@@ -35,7 +35,7 @@ def along(axis, states, flags):
 @pytest.mark.parametrize("direction", AXES)
 def test_every_operation(direction):
     backwards, descending = AXES[direction]
-    axis = DeviceAxis(backwards, DEVICES, "chain", descending=descending)
+    axis = DeviceAxis(backwards, mesh(), "chain", descending)
     flags = (STATES[2, 0] if backwards else STATES[8, 1]) != STATES  # false once, in one shard
 
     def placed(x):
