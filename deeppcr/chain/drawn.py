@@ -55,20 +55,13 @@ def _draw(step: Step, inputs: Leaves, captured: Leaves) -> Leaves:
 
 
 def _drawing(step: Step) -> Program:
-    """The program of the numbers that the rest of a step reads, from what it reads itself."""
-    program, numbers = step.jaxpr, _drawn(step)
-    first = needed(program, (), numbers)
-    read = read_by(first)
-    constants = [x for x in program.constvars if x in read]
-    inputs = [x for x in program.invars[step.states :] if x in read]
-    return Program(constants, inputs, first, numbers)
+    """The program of the numbers that the rest of a step reads, from what it reads itself.
 
-
-def _drawn(step: Step) -> list[Any]:
-    """The variables that the rest of a step reads of all that depends on no floating number."""
+    It draws all that depends on no floating number.
+    """
     program = step.jaxpr
     if not of_kind(equations(program), "random"):  # most often
-        return []
+        return Program([], [], [], [])
     fixed = {x for x in program.constvars if not _floats(x)}  # the same in all steps
     discrete = {x for x in program.invars[step.states :] if not _floats(x)}
     drawn: set[Any] = set()
@@ -86,7 +79,12 @@ def _drawn(step: Step) -> list[Any]:
         else:
             discrete.update(equation.outvars)
     rest = [each for each in program.eqns if drawn.isdisjoint(each.outvars)]
-    return [x for x in read_by(rest, program.outvars) if x in drawn]
+    numbers = [x for x in read_by(rest, program.outvars) if x in drawn]
+    first = needed(program, (), numbers)
+    read = read_by(first)
+    constants = [x for x in program.constvars if x in read]
+    inputs = [x for x in program.invars[step.states :] if x in read]
+    return Program(constants, inputs, first, numbers)
 
 
 def _floats(variable: Any) -> bool:
