@@ -77,7 +77,7 @@ def solve_bidiagonal(
         R. W. Hockney, C. R. Jesshope, *Parallel Computers 2*, 1988, section 5.4; J. Goodman,
         *Semiring Parsing*, Computational Linguistics 25, 1999.
     """
-    chosen = find_solver(solver)
+    solver = find_solver(solver)
     b = as_array("b", b)
     blocks = _as_blocks(A, b)
     if blocks.vector_shape != b.shape:
@@ -95,10 +95,10 @@ def solve_bidiagonal(
                 "the shape of one state, that of b without its chain axis."
             )
         _check_dtype("initial", initial.dtype, blocks.dtype)
-    check_semiring(semiring, blocks, b, chosen)
-    is_kept = not isinstance(chosen, Sharded) and is_eager(jax.tree.leaves((blocks, b, initial)))
+    check_semiring(semiring, blocks, b, solver)
+    is_kept = not isinstance(solver, Sharded) and is_eager(jax.tree.leaves((blocks, b, initial)))
     solved = _solved_compiled if is_kept else _solved
-    return solved(blocks, b, initial, chosen, reverse, semiring)
+    return solved(blocks, b, initial, solver, reverse, semiring)
 
 
 def _solved(
@@ -119,12 +119,12 @@ def _solved(
         solver = dataclasses.replace(solver, mesh=with_auto_types(solver.mesh))
 
     def solve(blocks: Blocks, b: Array, initial: Array | None) -> Array:
-        here = solver
+        on_mesh = solver
         if mesh is not None and isinstance(solver, Sharded):
-            here = dataclasses.replace(solver, mesh=jax.sharding.get_abstract_mesh())
+            on_mesh = dataclasses.replace(solver, mesh=jax.sharding.get_abstract_mesh())
         if semiring != "real":
-            return solve_over(semiring, blocks, b, initial, here, reverse)
-        return solve_recurrence(blocks, b, here, reverse)
+            return solve_over(semiring, blocks, b, initial, on_mesh, reverse)
+        return solve_recurrence(blocks, b, on_mesh, reverse)
 
     if mesh is None:
         return solve(blocks, b, initial)

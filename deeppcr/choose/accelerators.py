@@ -94,9 +94,9 @@ def is_small_residual(chain: TracedChain) -> bool:
         if state not in added:
             return math.inf
         change = added[added[0] is state]
-        found = [float(x.val) for x in operands("mul", change) if is_literal(x)]
-        found += [1 / float(x.val) for x in operands("div", change)[1:] if is_literal(x) and x.val]
-        return min(map(abs, found), default=math.inf)
+        scales = [float(x.val) for x in operands("mul", change) if is_literal(x)]
+        scales += [1 / float(x.val) for x in operands("div", change)[1:] if is_literal(x) and x.val]
+        return min(map(abs, scales), default=math.inf)
 
     pairs = zip(program.invars[:states], program.outvars[:states], strict=True)
     most = max(scale(*pair) for pair in pairs) * math.sqrt(chain.length)
@@ -107,6 +107,6 @@ def has_layers(chain: TracedChain) -> bool:
     """Whether a step multiplies its state by weights of its own, as a layer does."""
     program, states = chain.step.jaxpr, chain.step.states
     moved = moved_by(program, program.invars[:states])
-    own = moved_by(program, program.invars[states:]) - moved
+    weights = moved_by(program, program.invars[states:]) - moved
     products = (read_by([x]).keys() for x in program.eqns if x.primitive.name == "dot_general")
-    return any(each & moved and each & own for each in products)
+    return any(each & moved and each & weights for each in products)

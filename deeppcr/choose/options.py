@@ -49,10 +49,12 @@ class Auto:
 
     def with_options(self, method: "Method") -> "Method":
         """The chosen method, with those options that it has."""
-        given = {name for name, value in vars(self).items() if value is not getattr(Auto, name)}
-        names = given & vars(method).keys()
-        own = {name: getattr(self, name) for name in names}
-        return dataclasses.replace(method, **own) if own else method
+        options = {
+            name: value
+            for name, value in vars(self).items()
+            if value is not getattr(Auto, name) and hasattr(method, name)
+        }
+        return dataclasses.replace(method, **options) if options else method
 
 
 Method = Sequential | Newton
