@@ -23,7 +23,7 @@ import numpy as np
 
 from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.step import Step
-from deeppcr.structure.groups import Array, Groups, filled
+from deeppcr.structure.groups import Array, DisjointSets, filled
 from deeppcr.structure.indexing import INDEXING
 from deeppcr.structure.programs import PROGRAMS
 from deeppcr.structure.rules import RULES
@@ -114,7 +114,7 @@ def _connect(step: Step, layout: StateLayout) -> Structure:
     size, width = layout.batch_size, layout.width
     if size * width == 0:
         return Structure(np.arange(width), False, True, "")
-    groups = Groups(size * width)
+    groups = DisjointSets(size * width)
     entries = groups.parent[1:].reshape(size, width).copy()
     leaves = np.split(entries, np.cumsum(layout.sizes)[:-1], axis=1)
     before = [
@@ -129,7 +129,7 @@ def _connect(step: Step, layout: StateLayout) -> Structure:
     # Of the root of each entry, which is the lowest of its group and an entry of an example.
     example, entry = np.divmod(groups.parent[entries] - 1, width)
     mixes = bool((example != np.arange(size)[:, None]).any())
-    of_one = Groups(width)  # by all that was joined in any example
+    of_one = DisjointSets(width)  # by all that was joined in any example
     of_one.unite(np.broadcast_to(np.arange(1, 1 + width), entry.shape), entry + 1)
     lowest = of_one.parent[1:] - 1
     mixed_by = "" if (lowest == np.arange(width)).all() else _name(groups.joins)

@@ -23,7 +23,7 @@ Labels = Array | None  # None: no element depends on the state
 Axes = Sequence[tuple[int, int]]  # of an array, and of another one, to which they are moved
 
 
-class Groups:
+class DisjointSets:
     """The entries ``1 .. n`` in disjoint groups, at first one each.
 
     Attributes:

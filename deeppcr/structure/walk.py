@@ -12,7 +12,7 @@ from typing import Any
 
 from deeppcr.arrays.partition import combine, partition
 from deeppcr.programs.effects import LOCAL, has_references
-from deeppcr.structure.groups import Groups, Labels
+from deeppcr.structure.groups import DisjointSets, Labels
 from depth import counts
 from depth.jaxprs import has_side_effects, interpret, needed, read_by, without_constants
 from depth.primitives import primitive
@@ -31,7 +31,7 @@ class Walk:
         derivatives: programs, by equation; see `deeppcr.structure.programs`.
     """
 
-    groups: Groups
+    groups: DisjointSets
     rules: Mapping[str, "Rule"]
     derivatives: dict[Any, Any] = field(default_factory=dict)
 
@@ -111,7 +111,7 @@ class Visit:
     wanted: list[bool]
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> DisjointSets:
         """Those of the walk."""
         return self.walk.groups
 
