@@ -122,7 +122,7 @@ def _chosen(program: Program, states: int) -> list[Any]:
     states, inputs, constants, and what follows from the last two, which is computed at once.
     """
     moved = moved_by(program, program.invars[:states])
-    results = (y for each in program.eqns for y in each.outvars if y in moved)
+    results = [y for each in program.eqns for y in each.outvars if y in moved]
     keys = jax.dtypes.extended
     of_state = [y for y in results if not jax.dtypes.issubdtype(y.aval.dtype, keys)]
     tangents, values = _tangents(program, states, of_state)
@@ -165,7 +165,8 @@ def _sources(
 
 def _together(sources: Mapping[Any, frozenset[Any]], variables: Collection[Any]) -> frozenset[Any]:
     """The values to keep, from which to compute all of these variables."""
-    return frozenset[Any]().union(*(sources.get(x, ()) for x in variables))
+    known = [sources[x] for x in variables if x in sources]
+    return frozenset[Any]().union(*known)
 
 
 def _is_cheap(equation: Any) -> bool:

@@ -20,7 +20,7 @@ from deeppcr.lower import as_products, own_filters
 from deeppcr.programs.affine import is_affine
 from deeppcr.programs.cut_first import Order, evaluate
 from deeppcr.programs.effects import (
-    has_custom_vjp,
+    CUSTOM_VJP,
     has_users_rule,
     why_forwards_only,
     why_not_differentiable,
@@ -34,6 +34,7 @@ from depth.jaxprs import (
     equations,
     inside,
     is_literal,
+    names,
     needed,
 )
 
@@ -144,7 +145,7 @@ class Step:
 
         Its rule need not even be linear in its cotangents (clipped gradients).
         """
-        return has_custom_vjp(self.jaxpr)
+        return not names(self.jaxpr).isdisjoint(CUSTOM_VJP)
 
     @cached_property
     def is_affine(self) -> bool:

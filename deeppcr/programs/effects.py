@@ -43,11 +43,6 @@ THREEFRY = "key<fry>"
 MAPPED = ("all_gather", "pmax", "pmin", "ppermute", "psum")  # what `jax.vmap` maps, named or not
 
 
-def has_custom_vjp(jaxpr: Any) -> bool:
-    """Whether a function with a `jax.custom_vjp` is called, at any depth."""
-    return not names(jaxpr).isdisjoint(CUSTOM_VJP)
-
-
 def has_users_rule(jaxpr: Any) -> bool:
     """Whether a user's derivative rule is used, which need not be the derivative."""
     return not all(map(is_rule_of_jax, of_kind(equations(jaxpr), "derivative rule")))
@@ -82,7 +77,8 @@ def why_not_differentiable(jaxpr: Any, states: int) -> str:
         return ""
     state = jaxpr.invars[:states]
     moves = [x in state for x in (*jaxpr.constvars, *jaxpr.invars)]
-    return _error_of_derivative(jaxpr, jaxpr.outvars[:states], moves, has_custom_vjp(jaxpr))
+    has_custom_vjp = not names(jaxpr).isdisjoint(CUSTOM_VJP)
+    return _error_of_derivative(jaxpr, jaxpr.outvars[:states], moves, has_custom_vjp)
 
 
 def _has_derivative(equation: Any) -> bool:

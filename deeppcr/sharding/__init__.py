@@ -8,35 +8,23 @@
 On one device nothing of it runs. For users there is `deeppcr.sharding.shard`.
 """
 
-from deeppcr.sharding.chains import (
-    find_sharding,
-    lengthened,
-    on_shards,
-    shard,
-    shardings_of,
-    shortened,
-    without_shardings,
-)
-from deeppcr.sharding.devices import DeviceAxis
-from deeppcr.sharding.mesh import ChainSharding
-from deeppcr.sharding.solver import Sharded, ShardSolver, solver_on
+# Written twice, names are for the rest of deeppcr, and not public.
+from deeppcr.sharding.chains import find_sharding as find_sharding
+from deeppcr.sharding.chains import lengthened as lengthened
+from deeppcr.sharding.chains import on_shards as on_shards
+from deeppcr.sharding.chains import shard
+from deeppcr.sharding.chains import shardings_of as shardings_of
+from deeppcr.sharding.chains import shortened as shortened
+from deeppcr.sharding.chains import without_shardings as without_shardings
+from deeppcr.sharding.devices import DeviceAxis as DeviceAxis
+from deeppcr.sharding.mesh import ChainSharding as ChainSharding
+from deeppcr.sharding.solver import Sharded as Sharded
+from deeppcr.sharding.solver import ShardSolver as ShardSolver
+from deeppcr.sharding.solver import solver_on as solver_on
 
-__all__ = [
-    "ChainSharding",
-    "DeviceAxis",
-    "ShardSolver",
-    "Sharded",
-    "find_sharding",
-    "lengthened",
-    "on_shards",
-    "shard",
-    "shardings_of",
-    "shortened",
-    "solver_on",
-    "without_shardings",
-]
+__all__ = ["shard"]
 
 
 def __dir__() -> list[str]:
     """What is public."""
-    return ["shard"]
+    return __all__
