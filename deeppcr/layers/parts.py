@@ -161,15 +161,19 @@ def take_apart(layer: Any, holders: list[Any] | None = None) -> tuple[LayerCode,
     return split(as_callable(layer)), arrays
 
 
+def is_same(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
+    """Whether two values, each as its structure and its leaves, hold the same objects."""
+    return before[0] == after[0] and list(map(id, before[1])) == list(map(id, after[1]))
+
+
 def changes(layer: Any, code: LayerCode, arrays: list[Any]) -> str:
     """What has changed in a layer since it was taken apart, as text; "" if nothing."""
-    before = list(map(id, arrays))
     try:
-        after, now = take_apart(layer)
-        if after == code and list(map(id, now)) == before:
+        if is_same((code, arrays), take_apart(layer)):
             return ""
     except NotApart:  # it has a part that it had not
         pass
+    before = list(map(id, arrays))
     leaves = jax.tree_util.tree_leaves_with_path(layer)
     new = [path for path, leaf in leaves if isinstance(leaf, jax.Array) and id(leaf) not in before]
     return f"calling it changes {', '.join(map(jax.tree_util.keystr, new)) or 'its state'}"

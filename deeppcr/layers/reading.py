@@ -18,6 +18,7 @@ from deeppcr.layers.parts import (
     as_callable,
     changes,
     is_pair,
+    is_same,
     is_stateful,
     take_apart,
 )
@@ -67,7 +68,7 @@ def read(layers: Sequence[Any], x: Any) -> Iterator[Layer]:
         Exception: the next layer cannot be traced.
     """
     x = jax.tree.map(abstract, x)
-    copies: dict[int, np.ndarray] = {}
+    copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for layer in layers:
         program = trace_copy(layer, x)
         arrays = [snapshot(array, copies) for array in program.arrays]
@@ -75,17 +76,17 @@ def read(layers: Sequence[Any], x: Any) -> Iterator[Layer]:
         x = program.returns
 
 
-def snapshot(array: Any, copies: dict[int, np.ndarray]) -> Any:
+def snapshot(array: Any, copies: dict[int, tuple[np.ndarray, np.ndarray]]) -> Any:
     """The array, or its copy if it is one of numpy, which a later layer may change in place.
 
-    ``copies``: those of the layers before, by ``id``; unchanged arrays have one copy in all layers.
+    ``copies``: arrays of the layers before, by their ``id``, and their copies. An array that has
+    not changed has one copy in all layers.
     """
     if not isinstance(array, np.ndarray):
         return array
-    copy = copies.get(id(array))
-    if copy is None or not np.array_equal(copy, array):
-        copy = copies[id(array)] = array.copy()
-    return copy
+    if id(array) not in copies or not np.array_equal(copies[id(array)][1], array):
+        copies[id(array)] = array, array.copy()  # it is held, so no other array gets its id
+    return copies[id(array)][1]
 
 
 def trace_copy(layer: Any, x: Any) -> Layer:
@@ -110,21 +111,16 @@ def trace_copy(layer: Any, x: Any) -> Layer:
     def run(x: Any) -> Any:
         nonlocal changed
         traced = original if parts is None else parts[0].build(iter(parts[1]))
-        before = jax.tree.flatten(x)
+        leaves, structure = jax.tree.flatten(x)
         y = traced(x)
         if parts is not None:
             changed = changes(traced, *parts)
-        if not is_same(before, jax.tree.flatten(x)):
+        if not is_same((structure, leaves), (jax.tree.structure(x), jax.tree.leaves(x))):
             changed = "calling it changes what it takes"
         return y
 
     program = trace_layer(run, x)
     return program._replace(changes=changed)
-
-
-def is_same(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> bool:
-    """Whether two flattened pytrees hold the same objects."""
-    return before[1] == after[1] and list(map(id, before[0])) == list(map(id, after[0]))
 
 
 def trace_layer(layer: Callable[[Any], Any], x: Any) -> Layer:

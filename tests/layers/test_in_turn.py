@@ -2,6 +2,7 @@
 
 import functools
 import random
+import weakref
 from functools import partial
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from flax import nnx
 
 import deeppcr
+from deeppcr.layers.reading import snapshot
 from tests.layers.kinds import WEIGHTS, Plain, X, check_what_is_left, loop, options, square
 from tests.problems import assert_agree
 
@@ -367,6 +369,15 @@ def test_what_changes_is_described_on_a_copy(name):
     found = deeppcr.layers.describe(layers, X).segments
     assert any("calling it changes" in segment.reason for segment in found)
     assert_agree(jax.tree.map(np.asarray, look()), before)
+
+
+def test_an_array_is_held_as_long_as_its_copy():
+    """Otherwise Python may give its id to an array of another dtype with equal numbers."""
+    copies, array = {}, np.ones(3)
+    held, copy = weakref.ref(array), snapshot(array, copies)
+    assert snapshot(array, copies) is copy
+    del array
+    assert held() is not None
 
 
 def test_values_that_layers_keep_under_jit():
