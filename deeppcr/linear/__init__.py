@@ -43,19 +43,17 @@ from deeppcr.linear.groups import BlockDiagonals
 from deeppcr.linear.judged import Leaving, System, solve_judged, usual_sizes
 from deeppcr.linear.named import (
     SOLVERS,
-    AutoSolver,
     choose_solver,
     find_solver,
     name_of,
 )
 from deeppcr.linear.recurrence import solve_recurrence
 from deeppcr.linear.reduction import CyclicReduction, ParallelCyclicReduction, PrefixScan
-from deeppcr.linear.solver import LinearSolver, Recurrence, working_dtype
+from deeppcr.linear.solver import LinearSolver, Recurrence
 
 __all__ = [
     "SOLVERS",
     "Along",
-    "AutoSolver",
     "BlockDiagonals",
     "Blocks",
     "CyclicReduction",
@@ -75,5 +73,4 @@ __all__ = [
     "solve_judged",
     "solve_recurrence",
     "usual_sizes",
-    "working_dtype",
 ]

@@ -19,7 +19,6 @@ from deeppcr.sharding.chains import without_shardings as without_shardings
 from deeppcr.sharding.devices import DeviceAxis as DeviceAxis
 from deeppcr.sharding.mesh import ChainSharding as ChainSharding
 from deeppcr.sharding.solver import Sharded as Sharded
-from deeppcr.sharding.solver import ShardSolver as ShardSolver
 from deeppcr.sharding.solver import solver_on as solver_on
 
 __all__ = ["shard"]

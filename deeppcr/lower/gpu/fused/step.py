@@ -77,12 +77,10 @@ class FusedStep:
             CannotFuse: it has no kernel; the message says why.
         """
         apart = Apart.of_step(program, states)
-        ways: list[tuple[Apart | None, Shape]] = [
-            *((None, shape) for shape in apart.entries(program)),
-            *((apart, shape) for shape in apart.entries(apart.rest)),
-            (None, batch_shape),
-            (apart, batch_shape),
-        ]
+        ways: list[tuple[Apart | None, Shape]] = []
+        ways += [(None, shape) for shape in apart.entries(program)]
+        ways += [(apart, shape) for shape in apart.entries(apart.rest)]
+        ways += [(None, batch_shape), (apart, batch_shape)]
         reasons = []
         for way in ways:
             try:
