@@ -14,8 +14,7 @@ from deeppcr.adjoint import Adjoint, Autodiff
 from deeppcr.arrays.state import check_batch
 from deeppcr.axis import LOCAL
 from deeppcr.chain.carry import Carry
-from deeppcr.chain.chain import Chain, TracedChain, trace_carry, with_outputs
-from deeppcr.chain.length import chain_length
+from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_carry, with_outputs
 from deeppcr.checks import (
     check_count,
     check_type,

@@ -8,15 +8,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from deeppcr.arrays.explicit import explicit_mesh, with_auto_axes, with_auto_types
+from deeppcr.arrays.avals import explicit_mesh, with_auto_axes, with_auto_types
 from deeppcr.checks import as_array
-from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
 from deeppcr.linear.groups import BlockDiagonals
-from deeppcr.linear.named import find_solver
-from deeppcr.linear.recurrence import solve_recurrence
+from deeppcr.linear.named import find_solver, solve_recurrence
 from deeppcr.linear.semiring import check_semiring, solve_over
-from deeppcr.linear.solver import LinearSolver
+from deeppcr.linear.solver import Along, LinearSolver
 from deeppcr.lower import is_eager
 from deeppcr.sharding import Sharded
 

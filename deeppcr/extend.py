@@ -16,7 +16,7 @@ Example:
 """
 
 from deeppcr.arrays.avals import like, of_step, varying_axes
-from deeppcr.arrays.partition import combine, floating, partition
+from deeppcr.arrays.state import combine, floating, partition
 from deeppcr.checks import (
     as_array,
     check_count,

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.arrays.avals import like
-from deeppcr.arrays.partition import zero_tangent
+from deeppcr.arrays.state import zero_tangent
 from deeppcr.checks import folded
 from depth.report import table
 

@@ -15,8 +15,8 @@ from jax.interpreters import ad, batching, mlir
 
 import deeppcr
 import depth
-from deeppcr.linearize.columns import columns
-from deeppcr.lower.cpu.small_products import write_out
+from deeppcr.linearize.jacobian import columns
+from deeppcr.lower.cpu.products import write_out
 from deeppcr.programs.cut_first import evaluate
 from depth import primitives
 from depth.jaxprs import Program, equations, without_constants

@@ -4,11 +4,10 @@ rules.py            the tangent equations as one linear system; its transpose is
 in_order.py         the same by loops on one device: one linear function, one loop each way
 tangents.py         the program of a step's tangents
 moves.py            what is differentiated
-custom_vjp.py       steps with a linear `jax.custom_vjp`, in both modes
-transposed.py       a linear function that is the transpose of a given one
 backpropagation.py  one step after another
 jacobian.py         Jacobian blocks of all steps and one linear recurrence
 refine.py           the same with approximate blocks
+one_kernel.py       the adjoint states by one kernel of a GPU
 """
 
 from deeppcr.adjoint.backpropagation import Backpropagation

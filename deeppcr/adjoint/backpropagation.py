@@ -5,8 +5,8 @@ from functools import partial
 
 import jax
 
+from deeppcr.adjoint.moves import pullback
 from deeppcr.adjoint.one_kernel import by_kernel, by_steps
-from deeppcr.adjoint.transposed import pullback
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.chain.chain import TracedChain
 from deeppcr.lower import even_chunk, steps_in_cache

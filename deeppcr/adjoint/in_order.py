@@ -20,8 +20,7 @@ from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.moves import Moves, Tangents
 from deeppcr.adjoint.tangents import StepTangents
 from deeppcr.arrays.avals import abstract, like, varying_axes
-from deeppcr.arrays.partition import combine, floating, partition
-from deeppcr.arrays.state import Leaves, add
+from deeppcr.arrays.state import Leaves, add, combine, floating, partition
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.part import leaves_pulled

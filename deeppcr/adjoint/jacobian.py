@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.adjoint.backpropagation import Backpropagation
+from deeppcr.adjoint.moves import pullback
 from deeppcr.adjoint.one_kernel import by_kernel, by_windows
 from deeppcr.adjoint.refine import refine
-from deeppcr.adjoint.transposed import pullback
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.adjoint.transposed import pullback
+from deeppcr.adjoint.moves import pullback
 from deeppcr.arrays.avals import of_step
 from deeppcr.arrays.state import Leaves, add
 from deeppcr.axis import LOCAL

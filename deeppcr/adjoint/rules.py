@@ -35,10 +35,8 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.in_order import InOrder, is_in_order
 from deeppcr.adjoint.jacobian import Adjoint
-from deeppcr.adjoint.moves import Moves, Tangents, parts
-from deeppcr.adjoint.transposed import moving, pullback
-from deeppcr.arrays.partition import combine, partition
-from deeppcr.arrays.state import Leaves, add
+from deeppcr.adjoint.moves import Moves, Tangents, moving, parts, pullback
+from deeppcr.arrays.state import Leaves, add, combine, partition
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.kept import keeping

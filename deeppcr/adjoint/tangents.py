@@ -21,8 +21,7 @@ import jax
 
 from deeppcr.adjoint.moves import Moves
 from deeppcr.arrays.avals import abstract
-from deeppcr.arrays.partition import combine, partition
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays.state import Leaves, combine, partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.chain.trace import on_no_mesh

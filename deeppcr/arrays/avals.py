@@ -2,13 +2,19 @@
 
 The type of an array is more than its shape and its dtype: whether it is weakly typed, its sharding
 over a mesh with `Explicit` axes, the axes of `jax.shard_map` over which it varies, its memory.
+
+On a mesh whose axes are `Explicit` jax tracks the sharding of every array and rejects operations
+that chains need: slicing and concatenating along sharded axes. So programs run there with axes of
+the type `Auto`, and their results get the shardings that the caller expects.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, auto_axes
 from jax.sharding import PartitionSpec as P
 
 from depth import jaxprs
@@ -54,6 +60,18 @@ def abstract(
     return aval.update(shape=tuple(shape), sharding=NamedSharding(mesh, spec))
 
 
+def is_weak(x: Any) -> bool:
+    """Whether an array is weakly typed, as Python numbers are."""
+    return bool(getattr(x, "weak_type", False))  # random keys have none
+
+
+def with_weak_type(x: Any, weak: bool) -> Any:
+    """The array, weakly typed or not."""
+    if is_weak(x) == weak:
+        return x
+    return lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
+
+
 def on_one_device(x: Any) -> Any:
     """The type of an array, but for how a mesh with `Explicit` axes shards it."""
     aval = abstract(x)
@@ -79,3 +97,41 @@ def like(tree: Any, *others: Any) -> Any:
     """
     axes = varying_axes(others)
     return jax.tree.map(lambda x: vary(x, axes), tree) if axes else tree
+
+
+def explicit_mesh(*trees: Any, shared: bool = False) -> AbstractMesh | None:
+    """The mesh with `Explicit` axes over which arrays are sharded; None if there is none.
+
+    ``shared``: whether several devices work on the arrays in any case; then a mesh counts even if
+    all arrays are replicated.
+    """
+    for leaf in jax.tree.leaves(trees):
+        sharding = getattr(jax.typeof(leaf), "sharding", None)
+        if not isinstance(sharding, NamedSharding) or not _is_explicit(sharding.mesh):
+            continue
+        if shared or any(part is not None for part in sharding.spec):
+            return sharding.mesh.abstract_mesh
+    current = jax.sharding.get_abstract_mesh()
+    return current if shared and _is_explicit(current) else None
+
+
+def with_auto_types(mesh: Any) -> Any:
+    """The mesh with axes of the type `Auto`; a mesh without devices is unchanged."""
+    if not isinstance(mesh, Mesh) or not _is_explicit(mesh):
+        return mesh
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def with_auto_axes(run: Callable[..., Any], mesh: AbstractMesh, out: Any, *arguments: Any) -> Any:
+    """``run(*arguments)``, pytrees of arrays, on the same mesh with axes of the type `Auto`.
+
+    ``out``: the `PartitionSpec` of each result, a pytree, or a prefix of one.
+    """
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), out, is_leaf=lambda x: isinstance(x, P)
+    )
+    return jax.jit(auto_axes(run, out_sharding=shardings))(*arguments)
+
+
+def _is_explicit(mesh: Any) -> bool:
+    return any(kind == AxisType.Explicit for kind in mesh.axis_types)

@@ -1,7 +1,11 @@
-"""States: pytrees of floating arrays, flattened to the vectors that Jacobian blocks act on."""
+"""States: lists of leaves, which are split, combined, and flattened to vectors.
+
+A state is a pytree of arrays. Some of its leaves are differentiated, others are constant; those
+that are solved for are flattened to the vectors that Jacobian blocks act on.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, reduce
 from typing import Any, Self
 
@@ -11,6 +15,30 @@ import numpy as np
 from jax import Array
 
 from deeppcr.checks import describe
+
+
+def floating(values: Iterable[Any]) -> list[bool]:
+    """Which of these arrays, or variables of a program, are floating, and so differentiable."""
+    return [jnp.issubdtype(getattr(x, "aval", x).dtype, jnp.inexact) for x in values]
+
+
+def partition(values: Sequence[Any], moves: Sequence[bool]) -> list[Any]:
+    """The values that move."""
+    return [x for x, does in zip(values, moves, strict=True) if does]
+
+
+def combine(values: Sequence[Any], moves: Sequence[bool], moving: Iterable[Any]) -> list[Any]:
+    """All values, those that move replaced by ``moving``, in order."""
+    rest = iter(moving)
+    return [next(rest) if does else x for x, does in zip(values, moves, strict=True)]
+
+
+def zero_tangent(x: Array) -> Any:
+    """The tangent of a result that is not differentiated."""
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
 
 Leaves = list[Any]
 
@@ -116,3 +144,11 @@ class StateLayout:
 def add(a: Leaves, b: Leaves) -> Leaves:
     """The sum, leaf by leaf."""
     return [jax.lax.add(p, q) for p, q in zip(a, b, strict=True)]
+
+
+def cast(leaves: Leaves, dtypes: Sequence[Any]) -> Leaves:
+    """Every leaf in its dtype."""
+    return [
+        leaf if leaf.dtype == dtype else leaf.astype(dtype)
+        for leaf, dtype in zip(leaves, dtypes, strict=True)
+    ]

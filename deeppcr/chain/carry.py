@@ -22,10 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.arrays.avals import abstract, like
+from deeppcr.arrays.avals import abstract, is_weak, like, with_weak_type
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.eager import compiled_once
-from deeppcr.chain.same_state import is_weak, with_weak_type
 from deeppcr.chain.step import Extended, Step
 from deeppcr.checks import named_after
 from deeppcr.programs.cut_first import evaluate

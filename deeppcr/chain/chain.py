@@ -5,29 +5,75 @@ its steps at once. All code below the api works on it.
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+import numpy as np
+from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.arrays.avals import of_step, on_one_device, varying_axes
-from deeppcr.arrays.explicit import explicit_mesh
+from deeppcr.arrays.avals import explicit_mesh, of_step, on_one_device, varying_axes
 from deeppcr.arrays.state import Leaves, StateLayout, check_batch
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.drawn import drawn_first
-from deeppcr.chain.length import chain_length
 from deeppcr.chain.obstacles import Obstacle, find_obstacle
 from deeppcr.chain.step import Extended, Step
 from deeppcr.chain.trace import trace
-from deeppcr.checks import check_type, leaves_as_arrays, named_after
+from deeppcr.checks import check_type, describe, leaves_as_arrays, named_after, no_array
 from deeppcr.layers import repeated
 from deeppcr.lower import each
 from depth.jaxprs import vary
+
+
+def chain_length(inputs: Any, length: int | None, name: str) -> int:
+    """L, from the arrays in ``inputs`` and from ``length``, which must agree."""
+    if length is not None and not export.is_symbolic_dim(length):
+        try:
+            length = operator.index(length)
+        except TypeError:
+            raise TypeError(
+                f"length is {describe(length)}, expected an integer that is known before tracing."
+            ) from None
+        if length < 0:
+            raise ValueError(f"length is {length}, expected 0 or more.")
+    lengths: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
+        where, shape = name + jax.tree_util.keystr(path), np.shape(leaf)
+        kind = getattr(getattr(leaf, "dtype", None), "kind", "")
+        if isinstance(leaf, str | bytes) or kind in tuple("OSUMm"):  # strings, objects, dates
+            expected = "an array of numbers with one entry per step on axis 0"
+            raise no_array(where, leaf, expected)
+        if not shape:
+            what = "a scalar" if np.isscalar(leaf) or hasattr(leaf, "shape") else describe(leaf)
+            is_list = isinstance(inputs, list | tuple) and all(map(np.isscalar, inputs))
+            raise ValueError(
+                f"{where} is {what}, "
+                "expected an array with one entry per step on axis 0"
+                + (f": jnp.asarray({name}) is one." if is_list else ".")
+            )
+        lengths[where] = shape[0]
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{leaf}: {n}" for leaf, n in lengths.items())
+        raise ValueError(
+            f"the leaves of {name} differ in length along axis 0: {shown}; "
+            "expected one entry per step in each."
+        )
+    if lengths:
+        (of_arrays,) = set(lengths.values())
+        if length is not None and length != of_arrays:
+            raise ValueError(
+                f"length is {length}, but {name} has {of_arrays} entries along axis 0."
+            )
+        return of_arrays
+    if length is None:
+        raise ValueError(f"{name} has no arrays, so length is needed: the number of steps.")
+    return length
+
 
 Adapt = Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], tuple[Any, Any]]]
 
@@ -293,3 +339,31 @@ def trace_carry(
         obstacle=obstacle,
     )
     return chain, carry
+
+
+def in_float32(chain: TracedChain) -> TracedChain:
+    """The same chain computed in float32 or better.
+
+    Iterates in bfloat16 or float16 stagnate far above the resolution of their dtype. A step that
+    casts to its narrow dtype is iterated in that dtype.
+    """
+    initial, inputs = [_widened(z) for z in chain.initial], [_widened(x) for x in chain.inputs]
+    if chain.function is None or [z.dtype for z in initial] == list(chain.layout.dtypes):
+        return chain
+    state = jax.tree.unflatten(chain.step.state_tree, initial)
+    first = list(map(of_step, inputs))
+    try:
+        step, captured = trace(
+            chain.function, state, jax.tree.unflatten(chain.step.input_tree, first)
+        )
+    except (TypeError, ValueError):  # dtypes that do not mix, or a state that is cast back
+        return chain
+    layout = StateLayout.of(initial, len(chain.layout.batch_shape))
+    return dataclasses.replace(
+        chain, step=step, layout=layout, initial=initial, inputs=inputs, captured=captured
+    )
+
+
+def _widened(x: Array) -> Array:
+    narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
+    return x.astype(np.float32) if narrow else x

@@ -21,8 +21,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from deeppcr.arrays.avals import abstract
-from deeppcr.arrays.partition import combine, floating, partition
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays.state import Leaves, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, extended
 from deeppcr.chain.trace import on_no_mesh

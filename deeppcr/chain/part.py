@@ -12,8 +12,7 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 
-from deeppcr.arrays.partition import combine, floating, partition
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays.state import Leaves, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, extended
 from deeppcr.programs.calls import without_unused

@@ -11,14 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from deeppcr.arrays.avals import varying_axes
+from deeppcr.arrays.avals import varying_axes, with_weak_type
 from deeppcr.arrays.state import Leaves
-from deeppcr.chain.same_state import (
-    with_weak_type,
-)
 from deeppcr.lower import as_products, own_filters
-from deeppcr.programs.affine import is_affine
 from deeppcr.programs.cut_first import Order, evaluate
+from deeppcr.programs.dependence import is_affine
 from deeppcr.programs.effects import (
     CUSTOM_VJP,
     has_users_rule,

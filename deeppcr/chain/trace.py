@@ -1,22 +1,19 @@
-"""Trace a user's step, a function of pytrees that may close over arrays, to a `Step`."""
+"""Trace a user's step, a function of pytrees that may close over arrays, to a `Step`.
+
+A step has to return a state like the one that it takes.
+"""
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from deeppcr.arrays.avals import abstract, is_weak, varying_axes
 from deeppcr.arrays.state import Leaves
-from deeppcr.chain.same_state import (
-    check_same_state,
-    check_same_structure,
-    is_weak,
-    promote,
-    with_type_of,
-)
 from deeppcr.chain.step import Step
 from deeppcr.checks import describe, leaves_as_arrays, named_after
 from deeppcr.programs.effects import couples_devices, side_effects
@@ -136,3 +133,72 @@ def on_no_mesh() -> AbstractContextManager[Any]:
     mesh = jax.sharding.get_abstract_mesh()
     manual = mesh if mesh.manual_axes else jax.sharding.AbstractMesh((), ())
     return jax.sharding.use_abstract_mesh(manual)
+
+
+def check_same_structure(before: Any, after: Any) -> None:
+    """Raise unless the step returns a state of the structure that it takes."""
+    old: Any = jax.tree.structure(before)
+    new: Any = jax.tree.structure(after)
+    if old != new:
+        raise TypeError(
+            f"the step changes the structure of the state: it takes {old} and returns {new}; "
+            "expected the same structure. A step that returns (carry, y) is one for deeppcr.scan."
+        )
+
+
+def check_same_state(before: Any, returned: Sequence[Any]) -> None:
+    """Raise unless the ``returned`` leaves have the shapes and dtypes of the state ``before``.
+
+    Weakly typed ones may have less than these dtypes.
+    """
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(before), returned, strict=True):
+        name = f"state{jax.tree_util.keystr(path)}"
+        if a.shape != b.shape or not _fits(a, b):
+            remedy = f" Give the initial state dtype {b.dtype}, or cast what the step returns."
+            raise TypeError(
+                f"the step changes {name} from {describe(a)} "
+                f"to {describe(b)}; expected the same shape and dtype at every step."
+                + (remedy if a.shape == b.shape else "")
+            )
+        _check_varies(name, a, b)
+
+
+def with_type_of(before: Any, after: Any) -> Any:
+    """The leaf ``after`` in the dtype of ``before``, not weakly typed; unchanged ones remain so."""
+    is_same = before.dtype == after.dtype and not is_weak(after)
+    if after is before or is_same or not _fits(before, after):
+        return after
+    return after.astype(before.dtype)
+
+
+def _fits(before: Any, after: Any) -> bool:
+    return before.dtype == after.dtype or (is_weak(after) and _rank(after) <= _rank(before))
+
+
+def _check_varies(name: str, before: Any, after: Any) -> None:
+    """Raise unless two arrays vary over the same axes of `jax.shard_map`."""
+    old, new = varying_axes(before), varying_axes(after)
+    if old == new:
+        return
+    shown = [", ".join(map(repr, sorted(axes))) or "none" for axes in (old, new)]
+    cast = f"jax.lax.pcast(..., {tuple(sorted(old ^ new))}, to='varying')"
+    target = "what the step returns" if old - new else "the initial state"
+    raise TypeError(
+        f"the step changes over which axes of jax.shard_map {name} varies, "
+        f"{describe(before)}: over {shown[0]} before, over {shown[1]} after it; expected the same "
+        f"axes at every step. Apply {cast} to this part of {target}."
+    )
+
+
+def promote(before: Any, after: Any) -> Any:
+    """A leaf of the state, promoted if it is weakly typed and the step returns a wider dtype."""
+    if is_weak(before) and before.dtype != after.dtype and _rank(before) <= _rank(after):
+        return abstract(before, dtype=after.dtype)
+    return before
+
+
+def _rank(x: Any) -> int:
+    """The rank of the kind of a dtype: lower ranks are promoted to higher ones."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    ranks = [rank for rank, kind in enumerate(kinds) if jnp.issubdtype(x.dtype, kind)]
+    return ranks[0] if ranks else -1

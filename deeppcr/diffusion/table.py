@@ -14,6 +14,11 @@ Equations*, 2016, chapter 5). ``update`` has the coefficients by what is updated
 
     {"x": {"x": a, "m": b, "x0": c, "noise": s, "y": d}, "y": {"x0": 1}}
 
+A scheduler writes it as its formulas are written, as linear combinations (`Terms`) of what a step
+knows, with numbers, or arrays ``[L]`` of one for each step:
+
+    update = {"x": keep * X + gain * X0, "y": X0}
+
 Without a correction, ``x0`` is folded into the other terms in float64.
 """
 
@@ -35,7 +40,41 @@ from deeppcr.diffusion.output import (
     scale_noise,
     split,
 )
-from deeppcr.diffusion.terms import OUTPUT, Column, Terms, X
+
+Column = np.ndarray | float
+
+
+class Terms(dict[str, Any]):
+    """A linear combination: its coefficients by the names of the terms."""
+
+    __array_ufunc__ = None  # a product with an array of numpy is that of `__rmul__`
+
+    def __add__(self, other: "Terms") -> "Terms":
+        return Terms({name: self.get(name, 0.0) + other.get(name, 0.0) for name in self | other})
+
+    def __sub__(self, other: "Terms") -> "Terms":
+        return self + -1.0 * other
+
+    def __rmul__(self, factor: Column) -> "Terms":
+        return Terms({name: factor * column for name, column in self.items()})
+
+
+def term(name: str) -> Terms:
+    """One term of this name: of a memory, for example."""
+    return Terms({name: 1.0})
+
+
+# The sample, the model's output, the sample that it predicts, and fresh noise.
+X, OUTPUT, X0, NOISE = map(term, ("x", "m", "x0", "noise"))
+
+
+def by_step(rows: list[Terms]) -> Terms:
+    """One combination for all steps, from those of single steps."""
+    columns = Terms()
+    for name in sum(rows, Terms()):
+        columns[name] = np.array([row.get(name, 0.0) for row in rows])
+    return columns
+
 
 Columns = dict[str, np.ndarray]
 Model = Callable[..., Any]

@@ -37,7 +37,6 @@ Parallel solvers multiply small blocks as a structure of arrays (`Blocks.to_stru
 A new solver is a `LinearSolver` and one line in `named.SOLVERS`; a new kind of blocks is one class.
 """
 
-from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices, Scalars, Zeros
 from deeppcr.linear.groups import BlockDiagonals
 from deeppcr.linear.judged import Leaving, System, solve_judged, usual_sizes
@@ -46,10 +45,10 @@ from deeppcr.linear.named import (
     choose_solver,
     find_solver,
     name_of,
+    solve_recurrence,
 )
-from deeppcr.linear.recurrence import solve_recurrence
 from deeppcr.linear.reduction import CyclicReduction, ParallelCyclicReduction, PrefixScan
-from deeppcr.linear.solver import LinearSolver, Recurrence
+from deeppcr.linear.solver import Along, LinearSolver, Recurrence
 
 __all__ = [
     "SOLVERS",

@@ -23,8 +23,7 @@ from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
 from deeppcr.arrays.avals import like, varying_axes
-from deeppcr.arrays.partition import combine, partition
-from deeppcr.arrays.state import Leaves, add
+from deeppcr.arrays.state import Leaves, add, combine, partition
 from deeppcr.programs.calls import Call, Later
 from depth.jaxprs import without_constants
 

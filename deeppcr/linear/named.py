@@ -1,15 +1,31 @@
-"""Solvers by name, and the rule behind the name "auto"."""
+"""Solvers by name, the rule behind the name "auto", and the recurrence with any of them.
+
+``y_l = A_l y_{l-1} + b_l`` is ``M y = b`` with a block bidiagonal M. Its derivative is not that of
+the solver's operations:
+
+    M dy = db - dM y,    that is    dy_l = A_l dy_{l-1} + (db_l + dA_l y_{l-1}),
+
+the same recurrence with another right-hand side. In reverse mode it is ``M^T lam = g``, one solve
+of the transposed recurrence. The gradient of ``b`` is ``lam``, and that of ``A_l`` is the outer
+product of ``lam_l`` and ``y_{l-1}``, for all l at once. `deeppcr.linear.linear_map` implements
+this, with derivatives of every order.
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
+import jax
 from jax import Array
 
+from deeppcr.arrays.avals import like
+from deeppcr.arrays.state import Leaves
 from deeppcr.checks import check_name
 from deeppcr.linear.blocks import Blocks
+from deeppcr.linear.linear_map import LinearMap, solved
 from deeppcr.linear.reduction import CyclicReduction, ParallelCyclicReduction, PrefixScan
-from deeppcr.linear.solver import LinearSolver, Recurrence
+from deeppcr.linear.solver import Along, LinearSolver, Recurrence
 from deeppcr.lower import longest_in_order
 
 
@@ -79,3 +95,29 @@ def choose_solver(blocks: Blocks) -> LinearSolver:
 def pcr_suits(block_size: int, entries: int) -> bool:
     """Whether PCR suits blocks of this size, for vectors of so many entries in all."""
     return entries * block_size * max(block_size, NARROW) <= FEW_PRODUCTS
+
+
+def solve_recurrence(
+    blocks: Blocks, b: Array, solver: LinearSolver, reverse: bool = False
+) -> Array:
+    """``y_l = A_l y_{l-1} + b_l`` with ``y_0 = 0``, unchecked; differentiable to every order."""
+    blocks, b = like((blocks, b), blocks, b)
+    if solver.is_decoupled(blocks, b):
+        return b
+
+    along = Along(reverse=reverse)
+
+    leaves, tree = jax.tree.flatten(blocks)
+
+    def with_blocks(known: Leaves) -> Blocks:
+        return jax.tree.unflatten(tree, known)
+
+    def product(known: Leaves, x: tuple[Array, Any]) -> Array:
+        return along.clear_first(with_blocks(known).apply(along.shift(x[0], 1)))
+
+    solution = LinearMap(
+        lambda known, x: solver.solve(with_blocks(known), x[0], reverse),
+        lambda known, g: (solver.solve_transposed(with_blocks(known), g, reverse), ()),
+        product,
+    )
+    return solved(solution, leaves, (b, ()))

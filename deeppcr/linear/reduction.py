@@ -33,9 +33,8 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, StructOfArrays
-from deeppcr.linear.solver import LinearSolver
+from deeppcr.linear.solver import Along, LinearSolver
 from deeppcr.lower import computed_once
 
 Maps = tuple[Blocks, Array]

@@ -35,12 +35,10 @@ from jax import Array, lax
 
 from deeppcr.arrays.avals import like
 from deeppcr.checks import describe, did_you_mean
-from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
-from deeppcr.linear.named import AutoSolver, name_of
-from deeppcr.linear.recurrence import solve_recurrence
+from deeppcr.linear.named import AutoSolver, name_of, solve_recurrence
 from deeppcr.linear.reduction import PrefixScan
-from deeppcr.linear.solver import LinearSolver, Recurrence, working_dtype
+from deeppcr.linear.solver import Along, LinearSolver, Recurrence, working_dtype
 
 
 class Semiring(NamedTuple):

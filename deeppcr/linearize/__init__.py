@@ -1,4 +1,4 @@
-"""Where the blocks ``A_l`` of the linear recurrence come from, one file per linearisation.
+"""Where the blocks ``A_l`` of the linear recurrence come from.
 
     "dense"            df/dz                                       DeepPCR, DEER
     BlockDiagonal(k)   blocks on the diagonal of df/dz             ParaRNN
@@ -9,8 +9,8 @@
     Surrogate(g)       any of them, of another function g
     Clipped(...)       any of them, with entries of limited size
 
-A new linearisation is one file with a `Linearization`. `jacobian` has the derivatives of all steps;
-`columns` applies a linear function to all unit vectors at once.
+A new linearisation is one file with a `Linearization`, as `scalar.py` is. `jacobian.py` has the
+derivatives of all steps.
 """
 
 from deeppcr.linearize.derived import Clipped, Surrogate, TracedSurrogate
@@ -22,8 +22,7 @@ from deeppcr.linearize.exact import (
     find_linearization,
     memory_budget,
 )
-from deeppcr.linearize.linearization import Linearization, constant
-from deeppcr.linearize.parts import BlockDiagonal, Dense, Diagonal
+from deeppcr.linearize.linearization import BlockDiagonal, Dense, Diagonal, Linearization, constant
 from deeppcr.linearize.scalar import Scalar, Zero
 
 __all__ = [

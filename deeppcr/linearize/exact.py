@@ -10,8 +10,7 @@ import jax
 from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.step import Step
 from deeppcr.checks import check_name
-from deeppcr.linearize.linearization import Linearization, constant
-from deeppcr.linearize.parts import BlockDiagonal, Dense, Diagonal
+from deeppcr.linearize.linearization import BlockDiagonal, Dense, Diagonal, Linearization, constant
 from deeppcr.linearize.scalar import Scalar, Zero
 from deeppcr.structure import MIXED, find_structure
 from depth.report import nbytes

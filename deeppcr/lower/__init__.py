@@ -3,26 +3,20 @@
 Above it, steps in order are `loop`, an equation whose program is one `jax.lax.scan`, and steps at
 once are `each`. How they run is decided when jax lowers them, by the platform that it lowers for.
 
-    steps.py           `loop`, `each`
-    primitive.py       the equation of both
-    in_order.py        what a rule reads and rewrites of a loop
-    chunks.py          steps whose arrays stay in a cache
+    steps.py           `loop`, `each`, the equation of both, and how rules read it
+    loops.py           loops that end when their data says so, and loops in chunks
     products.py        which products are small, and how they are written as sums
-    rewrite.py         equations of a kind replaced, in calls, too
     recurrence.py      products, rounds and carries of a linear recurrence
-    until.py           loops that end when their data says so
-    targets.py         the few facts of a device that programs depend on
-    variants.py        programs with variants for several platforms
+    variants.py        programs with variants for several platforms; the facts of a device
     cpu/               an ordered list of rules
     gpu/               what XLA's compiler for GPUs needs; a loop as one kernel
 """
 
 from deeppcr.lower import cpu, gpu  # registers them
-from deeppcr.lower.chunks import even_chunk, scan_in_chunks, steps_held, steps_in_cache
 from deeppcr.lower.cpu.factors_first import bounded
 from deeppcr.lower.cpu.one_function import is_left_to_xla
-from deeppcr.lower.cpu.patches import as_products, own_filters
 from deeppcr.lower.cpu.pieces import split, stack
+from deeppcr.lower.cpu.products import as_products, own_filters
 from deeppcr.lower.gpu.fused import (
     CannotFuse,
     FusedSolve,
@@ -34,6 +28,18 @@ from deeppcr.lower.gpu.fused import (
     is_for_gpus,
     kernels_run,
     obstacle,
+)
+from deeppcr.lower.loops import (
+    Opening,
+    ahead,
+    even_chunk,
+    once_unless,
+    opening,
+    scan_in_chunks,
+    steps_held,
+    steps_in_cache,
+    steps_per_test,
+    unless,
 )
 from deeppcr.lower.recurrence import (
     FEW_STEPS,
@@ -49,8 +55,6 @@ from deeppcr.lower.recurrence import (
     unpack,
 )
 from deeppcr.lower.steps import each, loop
-from deeppcr.lower.targets import target
-from deeppcr.lower.until import Opening, ahead, once_unless, opening, steps_per_test, unless
 from deeppcr.lower.variants import (
     DEFAULT,
     by_platform,
@@ -60,6 +64,7 @@ from deeppcr.lower.variants import (
     is_eager,
     kept,
     platforms,
+    target,
 )
 
 __all__ = [

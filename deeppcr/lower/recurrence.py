@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.lower.products import IN_LOOP
-from deeppcr.lower.targets import target
+from deeppcr.lower.variants import target
 
 # On GPUs the default float32 product is TF32, of about three digits.
 HIGHEST = lax.Precision.HIGHEST

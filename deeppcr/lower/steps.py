@@ -1,16 +1,234 @@
-"""Steps in order and steps at once, each as an equation, which a platform lowers in its way."""
+"""Steps in order and steps at once, each as an equation, which a platform lowers in its way.
 
-from collections.abc import Callable
+`loop` and `each` are what solvers call. Both bind `steps`, an equation that stands for a program of
+many steps. A platform registers what it runs instead; its rules read and rewrite a `Loop`.
+"""
+
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple, Self
 
 import jax
 from jax import lax
+from jax.interpreters import mlir
+from jax.interpreters import partial_eval as pe
 
-from deeppcr.lower.gpu.written_apart import written_apart
-from deeppcr.lower.primitive import Kind, steps_p
-from deeppcr.lower.targets import target
-from deeppcr.programs.calls import with_operands
+from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.state import Leaves
+from deeppcr.lower.variants import target
+from deeppcr.programs.calls import Call, with_operands, without_unused
+from depth.jaxprs import (
+    Program,
+    Rule,
+    bind,
+    constants_of,
+    entered,
+    interpret,
+    is_literal,
+    scan_parts,
+)
+
+
+class Kind(NamedTuple):
+    """What is known of steps in order; see `loop`."""
+
+    linear: bool
+    in_one: bool
+
+
+def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
+    """The equation without the results that nobody reads."""
+    equation = given[-1]  # since jax 0.12 after others
+    if not any(used):
+        return [False] * len(equation.invars), None
+    program, reads = without_unused(equation.params["call_jaxpr"], used)
+    return reads, equation.replace(
+        invars=list(compress(equation.invars, reads)),
+        outvars=list(compress(equation.outvars, used)),
+        params={**equation.params, "call_jaxpr": program},
+    )
+
+
+class _Steps(Call):
+    """See `Call`; what is registered for a platform runs there instead of the program.
+
+    Its parameter ``loop`` is the kind of a program that is one `jax.lax.scan`, but for what
+    `jax.vmap` adds around it; None for a program of all steps at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("steps")
+        self.programs: dict[str, Callable[..., Leaves]] = {}
+        pe.dce_rules[self] = _without_unused
+
+    def register(
+        self,
+        platform: str,
+        program: Callable[..., Leaves],
+        of_several: Callable[..., Leaves] | None = None,
+    ) -> None:
+        """What runs on a platform, of the operands and of the parameters by name.
+
+        ``of_several``: where a program is one of several devices.
+        """
+        self.programs[platform] = program
+
+        def rule(context: Any, *operands: Any, **params: Any) -> Any:
+            count = getattr(context.module_context.axis_context, "num_devices", None)
+            f = program if count == 1 else of_several or program
+            f = self.run if count is None else f  # of `jax.shard_map`
+            return mlir.lower_fun(f, multiple_results=True)(context, *operands, **params)
+
+        mlir.register_lowering(self, rule, platform)
+
+    def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
+        mapped = jax.vmap(partial(self.run, **params), axes, **names)
+        closed = jax.make_jaxpr(mapped)(*operands)
+        results = self.bind(*operands, **{**params, "call_jaxpr": closed})
+        return results, [0] * len(results)
+
+    def lowered(self, platform: str, equation: Any) -> Any:
+        """The program that a platform runs: for `depth`."""
+        f = partial(self.programs.get(platform, self.run), **equation.params)
+        return jax.make_jaxpr(f)(*(abstract(x.aval) for x in equation.invars))
+
+
+steps_p = _Steps()
+
+
+class Operands(NamedTuple):
+    """Leaves that a loop takes: the same in all steps, carried, and one of each step."""
+
+    constants: Leaves
+    carry: Leaves
+    xs: Leaves
+
+
+class Loop(NamedTuple):
+    """A loop, as the rules of a platform read and rewrite it.
+
+    Attributes:
+        program: of a step, ``(*carry, *x) -> (*carry, *y)``; its constants are those of the loop.
+        states: the number of leaves that are carried.
+        length: the number of steps.
+        reverse: whether the first step takes the last of the inputs.
+        unroll: steps per trip.
+        kind: see `loop`.
+        before: the ``x`` of ``size`` steps at once, from the inputs of the loop.
+        size: of a chunk of the loop; None for all of it.
+        after: the results of the loop, from the ``y`` of all steps.
+        run: runs a chunk, from its ``x``; None for `scan`.
+        equation: of the `jax.lax.scan` that it was at first.
+    """
+
+    program: Program
+    states: int
+    length: int
+    reverse: bool
+    unroll: int
+    kind: Kind
+    before: Callable[[Leaves], Leaves] = list
+    size: int | None = None
+    after: Callable[[Leaves], Leaves] = list
+    run: "Lower | None" = None
+    equation: Any = None
+
+    @classmethod
+    def of(cls, equation: Any, kind: Kind) -> Self:
+        """The loop of a `jax.lax.scan`."""
+        params, (consts, carry, _) = equation.params, scan_parts(equation)
+        program = Program.of(params["jaxpr"])
+        constants = [*program.invars[:consts], *program.constvars]
+        step = program._replace(constvars=constants, invars=program.invars[consts:])
+        trips = params["length"], params["reverse"], params["unroll"]
+        return cls(step, carry, *trips, kind, equation=equation)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The variables of the ``x`` of a step."""
+        return self.program.invars[self.states :]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The ``y`` of a step."""
+        return self.program.outvars[self.states :]
+
+    @property
+    def variables(self) -> list[Any]:
+        """What a step reads: the constants, the carry and the ``x``."""
+        return [*self.program.constvars, *self.program.invars]
+
+    def known(self, read: Sequence[Any]) -> dict[Any, Any]:
+        """The values of the variables of a step."""
+        return dict(zip(self.variables, read, strict=True))
+
+    def as_written(self, operands: Operands) -> tuple[Leaves, Leaves]:
+        """The last carry and the ``y`` of all steps, by the `jax.lax.scan` that it was at first."""
+        count = scan_parts(self.equation)[0]
+        read = [*operands.constants[:count], *operands.carry, *operands.xs]
+        results = bind(self.equation, read)
+        return results[: self.states], results[self.states :]
+
+    def retraced(
+        self,
+        operands: Operands,
+        step: Callable[[Leaves], Leaves],
+    ) -> tuple[Self, Operands]:
+        """The loop of ``step([*constants, *carry, *x])``, carry and ``y``, and its operands."""
+        count = len(self.program.constvars)
+        closed = jax.make_jaxpr(step)([abstract(x.aval) for x in self.variables])
+        new = Program.of(closed)
+        constvars = [*new.invars[:count], *new.constvars]
+        program = new._replace(constvars=constvars, invars=new.invars[count:])
+        constants = [*operands.constants, *constants_of(closed)]
+        return self._replace(program=program), operands._replace(constants=constants)
+
+    def scan(
+        self,
+        operands: Operands,
+        rule: Rule = bind,
+        of_one: Callable[[Leaves], Leaves] = list,
+    ) -> tuple[Leaves, Leaves]:
+        """The last carry and the ``y`` of all steps, by `jax.lax.scan`.
+
+        ``rule``: as in `interpret`. ``of_one``: the ``x`` of a step, from those of ``operands``.
+        """
+
+        def step(carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
+            known = self.known([*operands.constants, *carry, *of_one(x)])
+            results = interpret(self.program, known, self.program.outvars, rule)
+            return results[: self.states], results[self.states :]
+
+        return lax.scan(step, operands.carry, operands.xs, self.length, self.reverse, self.unroll)
+
+
+Lower = Callable[[Loop, Operands], tuple[Leaves, Leaves]]
+
+
+def lowered_by(
+    at_once: Callable[[Any, Sequence[Any]], Leaves],
+    lower: Lower,
+    *operands: Any,
+    call_jaxpr: Any,
+    loop: Kind | None,
+) -> Leaves:
+    """The results of `steps`: of all steps by ``at_once``, a loop by ``lower``."""
+    if loop is None:
+        return at_once(call_jaxpr, operands)
+    program, values = entered(call_jaxpr, operands)
+    for equation in program.eqns:
+        read = [x.val if is_literal(x) else values[x] for x in equation.invars]
+        if equation.primitive.name == "scan":
+            consts, carry, _ = scan_parts(equation)
+            constants = [*read[:consts], *constants_of(equation.params["jaxpr"])]
+            parts = Operands(constants, read[consts : consts + carry], read[consts + carry :])
+            last, ys = lower(Loop.of(equation, loop), parts)
+            results = [*last, *ys]
+        else:  # of what stands around it
+            results = bind(equation, read)
+        values |= dict(zip(equation.outvars, results, strict=True))
+    return [x.val if is_literal(x) else values[x] for x in program.outvars]
 
 
 def loop(
@@ -35,6 +253,24 @@ def loop(
     if traced[0].effects:  # of steps in order, or of devices that communicate
         return scan(carry, xs)
     return _bound(*traced, (carry, xs), Kind(linear, in_one))
+
+
+def written_apart(body: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], Any]:
+    """The body of a scan, whose results are written by kernels of a GPU that do not compute them.
+
+    XLA writes the results of all steps of a trip by one kernel, and computes them in it from the
+    state before the trip. A step that joins the entries of its state reads each of them for each of
+    its own, so the steps before it are computed again and again: exponentially in their number.
+    Behind an optimisation barrier, results are only written.
+    """
+    # jax 0.10.2, compiled for an H200, 16 layers of 4 tanh units in a trip: at most 2 steps in a
+    # kernel for 15 of them; 16 steps of a GRU of 1 unit, which joins no entries, stay one kernel.
+
+    def apart(carry: Any, x: Any) -> tuple[Any, Any]:
+        carry, results = body(carry, x)
+        return carry, lax.optimization_barrier(results)
+
+    return apart
 
 
 def each(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,15 +2,14 @@
 
 method.py        the method: its options, and their resolution for one chain
 iteration.py     linearise, solve, check, repeat: the loop
-iterate.py       the state of that loop, its window that slides along the chain, its progress
+iterate.py       the state of that loop, its window, its progress, and the sequential fallback
 convergence.py   the convergence test, also used by the adjoint
 tolerance.py     an absolute tolerance for each step
 guess.py         the initial trajectory
 damping.py       `TrustRegion`, for chains that amplify differences
 acceleration.py  `Anderson`, for iterations that converge slowly
 lyapunov.py      the growth rate of differences
-precision.py     float32 or better inside
-fallback.py      the sequential fallback
+one_kernel.py    a solve as one kernel of a GPU
 """
 
 from deeppcr.newton.guess import Coarse

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.arrays.avals import abstract
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays.state import Leaves, cast
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.step import Step
 from deeppcr.chain.trace import trace
 from deeppcr.checks import check_count, check_name, check_type
-from deeppcr.newton.precision import cast
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The state of the loop of Newton's method: the iterate in its window, and how far it has come.
 
 The window slides along the chain as its first states converge. The solve holds the blocks of the
-window, and the trajectory is its only array of L steps. A window of L steps never moves.
+window, and the trajectory is its only array of L steps. A window of L steps never moves. What has
+not converged when the loop ends, the sequential fallback computes step by step (`finish`).
 """
 
 from functools import partial
@@ -11,7 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.lower import pack
+from deeppcr.arrays.state import Leaves
+from deeppcr.chain.chain import TracedChain
+from deeppcr.loops import FALLBACK, fallback, steps_from, unless
+from deeppcr.lower import fused_scan, pack
+from deeppcr.sequential import kernel_of
 
 
 class Stagnation(NamedTuple):
@@ -215,3 +220,42 @@ class Progress(NamedTuple):
             stuck=(found.finite < total) & known_to_be,
             worst=jnp.where(is_exact, 0, found.worst),
         )
+
+
+def finish(chain: TracedChain, trajectory: Leaves, prefix: Array, expected: bool = False) -> Leaves:
+    """Run the steps after ``prefix`` one by one; the loop makes no trip if there are none.
+
+    On a GPU all steps run again where one kernel does that. ``expected``: whether it is known
+    beforehand that there are some.
+    """
+    length = chain.length
+    if step := kernel_of(chain):
+
+        def kernel() -> Leaves:
+            return fused_scan(step, chain.initial, chain.inputs, chain.captured, False, length)[1]
+
+        with fallback(FALLBACK, expected):
+            return unless(prefix == length, trajectory, kernel)
+
+    def run(entry: Leaves, trajectory: Leaves) -> tuple[Leaves, Leaves]:
+        def step(index: Array, before: Leaves) -> tuple[Leaves, Leaves]:
+            inputs = [lax.dynamic_index_in_dim(x, index, keepdims=False) for x in chain.inputs]
+            after = chain.step(before, inputs, chain.captured)
+            return after, after
+
+        begin = jnp.clip(prefix - chain.axis.rank * length, 0, length).astype(jnp.int32)
+        before = [
+            jnp.where(begin == 0, z, lax.dynamic_index_in_dim(rest, begin - 1, keepdims=False))
+            for z, rest in zip(entry, trajectory, strict=True)
+        ]
+        with fallback(FALLBACK, expected):
+            _, finished = steps_from(begin, step, before, trajectory)
+        return [leaf[-1] for leaf in finished], finished
+
+    if chain.axis.size == 1:
+        return run(chain.initial, trajectory)[1]
+    return lax.cond(
+        prefix < chain.total,
+        lambda: chain.axis.sequentially(run, chain.initial, trajectory)[1],
+        lambda: trajectory,
+    )

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.arrays.avals import like
-from deeppcr.arrays.state import StateLayout
+from deeppcr.arrays.state import StateLayout, cast
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
@@ -28,11 +28,9 @@ from deeppcr.lower import Opening, in_place, once_unless, opening
 from deeppcr.newton import one_kernel
 from deeppcr.newton.convergence import ROUNDING, Criterion, Evaluation
 from deeppcr.newton.damping import SWEEPS, largest
-from deeppcr.newton.fallback import finish
 from deeppcr.newton.guess import first_trajectory
-from deeppcr.newton.iterate import Convergence, Iterate, Progress, Window, forward
+from deeppcr.newton.iterate import Convergence, Iterate, Progress, Window, finish, forward
 from deeppcr.newton.lyapunov import growth_rate
-from deeppcr.newton.precision import cast
 from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
 
 SMALL = 4  # entries of a block, up to which a product of two is cheap

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 import jax.numpy as jnp
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.chain import TracedChain, in_float32
 from deeppcr.checks import (
     check_count,
     check_tolerance,
@@ -50,7 +50,6 @@ from deeppcr.newton.convergence import (
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.guess import Guess, check_guess
 from deeppcr.newton.iteration import NewtonSolver
-from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import Tolerance, check_atol, is_number
 from deeppcr.programs.precision import own_rounding
 from deeppcr.progress import EXPECTED, Progress, Reporter

@@ -14,10 +14,9 @@ from jax.extend.core import jaxpr_as_fun
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.api import solve, vector_batch
-from deeppcr.arrays.partition import combine, floating, partition
-from deeppcr.chain.chain import Chain, TracedChain, trace_chain, with_outputs
+from deeppcr.arrays.state import combine, floating, partition
+from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_chain, with_outputs
 from deeppcr.chain.kept import keeping
-from deeppcr.chain.length import chain_length
 from deeppcr.checks import check_type, describe, named_after, no_array
 from deeppcr.choose import AdjointOption, Method, left_to_jax
 from deeppcr.layers import Repeated, describe_segments, is_sequential, segments_of

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from deeppcr.arrays.partition import combine
+from deeppcr.arrays.state import combine
 from depth.counts import named_axes
 from depth.jaxprs import HoldsProgram, Program, constants_of, equations, without_constants
 

@@ -4,17 +4,15 @@ A value that is computed elementwise and then sliced, like the gates of a recurr
 first and computed afterwards. The arithmetic is the same, but XLA's CPU kernels for the slices of a
 sum are scalar code, and those for the sum of slices are vector code. Slices that make up an array
 are one split, whose transpose is a concatenation, not a sum of arrays padded with zeros.
-"""
 
-# jax 0.10.2, 2 cores, a GRU of 4 or 8 units, batch 8: 3 times faster for all steps at once where
-# gates are cut from a sum, 1.5 for Jacobians where they are cut after the sigmoid; an LSTM of 32
-# units, batch 8, in a loop: 1.5. Slices as one split: the gradient of Lorenz's equations by RK4,
-# 1000 steps, takes 0.2 of the time.
+Where it is evaluated, equations of a kind may be replaced, in calls, too (`replacing`).
+"""
 
 import dataclasses
 import math
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, filterfalse
 from typing import Any, NamedTuple, Self
 
@@ -23,15 +21,7 @@ from jax import lax
 
 from deeppcr.programs.retrace import retraced, with_literals
 from depth.counts import size
-from depth.jaxprs import (
-    Program,
-    Replacement,
-    bind,
-    called,
-    entered,
-    is_literal,
-    needed,
-)
+from depth.jaxprs import Program, Replacement, bind, called, entered, is_literal, needed, rewritten
 from depth.primitives import primitive
 
 CUTS = frozenset({"slice", "split"})
@@ -41,6 +31,10 @@ Shape = tuple[int, ...]
 Bounds = tuple[Shape, Shape, Shape]  # the starts, the ends and the strides of a slice, by axis
 
 
+# jax 0.10.2, 2 cores, a GRU of 4 or 8 units, batch 8: 3 times faster for all steps at once where
+# gates are cut from a sum, 1.5 for Jacobians where they are cut after the sigmoid; an LSTM of 32
+# units, batch 8, in a loop: 1.5. Slices as one split: the gradient of Lorenz's equations by RK4,
+# 1000 steps, takes 0.2 of the time.
 class Slices(NamedTuple):
     """Slices of an array of this shape.
 
@@ -251,3 +245,14 @@ def _is_less(equation: Any, cuts: Collection[Bounds]) -> bool:
     """Whether slices of a result are not much more work than the whole."""
     shapes = ([len(range(*axis)) for axis in zip(*bounds, strict=True)] for bounds in cuts)
     return sum(map(math.prod, shapes)) <= OVERLAP * sum(map(size, equation.outvars))
+
+
+def replacing(is_of_kind: Callable[[Any], bool], write: Callable[..., Any]) -> Replacement:
+    """For `evaluate`: a result ``write(equation, *operands)`` in place of each such equation."""
+
+    def replace(equation: Any, operands: list[Any]) -> list[Any] | None:
+        if is_of_kind(equation):
+            return [write(equation, *operands)]
+        return rewritten(equation, operands, partial(apply, replace=replace), is_of_kind)
+
+    return replace

@@ -10,7 +10,7 @@ from jax.interpreters import ad
 from jax.sharding import AxisType, NamedSharding
 
 from deeppcr.arrays.avals import abstract, varying_axes
-from deeppcr.arrays.partition import combine, floating, partition
+from deeppcr.arrays.state import combine, floating, partition
 from depth.counts import named_axes
 from depth.jaxprs import (
     bind,

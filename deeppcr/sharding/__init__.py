@@ -1,7 +1,7 @@
 """Chains on several devices: the one file that the rest of deeppcr sees of them.
 
-    mesh.py     `ChainSharding`: a chain axis over the devices along an axis of a mesh
-    devices.py  `DeviceAxis`: one shard of it, inside `jax.shard_map`
+    devices.py  `ChainSharding`, a chain axis over the devices along an axis of a mesh, and
+                `DeviceAxis`, one shard of it, inside `jax.shard_map`
     solver.py   `Sharded`: the linear recurrence, each device on its shard
     chains.py   chains in equal shards: which sharding they have, and functions of all shards
 
@@ -16,8 +16,8 @@ from deeppcr.sharding.chains import shard
 from deeppcr.sharding.chains import shardings_of as shardings_of
 from deeppcr.sharding.chains import shortened as shortened
 from deeppcr.sharding.chains import without_shardings as without_shardings
+from deeppcr.sharding.devices import ChainSharding as ChainSharding
 from deeppcr.sharding.devices import DeviceAxis as DeviceAxis
-from deeppcr.sharding.mesh import ChainSharding as ChainSharding
 from deeppcr.sharding.solver import Sharded as Sharded
 from deeppcr.sharding.solver import solver_on as solver_on
 

@@ -29,8 +29,7 @@ from deeppcr.chain.chain import Chain, TracedChain, trace_chain
 from deeppcr.chain.step import Extended
 from deeppcr.checks import check_type
 from deeppcr.programs.retrace import retyped
-from deeppcr.sharding.devices import MeshAxis, check_mesh_axis
-from deeppcr.sharding.mesh import ChainSharding
+from deeppcr.sharding.devices import ChainSharding, MeshAxis, check_mesh_axis
 from deeppcr.sharding.solver import Sharded, select
 from deeppcr.solution import Run
 

@@ -20,13 +20,11 @@ from jax import Array, lax
 
 from deeppcr.axis import ChainAxis
 from deeppcr.checks import describe
-from deeppcr.linear.along import Along
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.named import find_solver
 from deeppcr.linear.reduction import Maps, after
-from deeppcr.linear.solver import LinearSolver
-from deeppcr.sharding.devices import DeviceAxis, MeshAxis, check_mesh_axis
-from deeppcr.sharding.mesh import ChainSharding
+from deeppcr.linear.solver import Along, LinearSolver
+from deeppcr.sharding.devices import ChainSharding, DeviceAxis, MeshAxis, check_mesh_axis
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,13 +19,12 @@ from jax import Array
 
 from deeppcr.adjoint import Adjoint
 from deeppcr.arrays.state import Leaves
-from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.chain import TracedChain, in_float32
 from deeppcr.chain.eager import compiled_once
 from deeppcr.checks import describe
 from deeppcr.choose import AdjointOption, MethodOption
 from deeppcr.lower import is_eager, scan_in_chunks
 from deeppcr.newton import Newton
-from deeppcr.newton.precision import in_float32
 from deeppcr.newton.tolerance import is_number
 from deeppcr.solution import Run, Stats
 

@@ -21,7 +21,7 @@ from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint import pushes
 from deeppcr.arrays.avals import like, varying_axes
-from deeppcr.arrays.partition import partition
+from deeppcr.arrays.state import partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once, program_key
 from deeppcr.chain.examples import OF_RUN

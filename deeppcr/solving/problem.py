@@ -13,9 +13,10 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.adjoint import Adjoint, AdjointSolver, Autodiff, resolve_adjoint
-from deeppcr.arrays.partition import partition
+from deeppcr.arrays.state import partition
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.chain import in_float32 as chain_in_float32
 from deeppcr.chain.examples import OF_RUN, Axes, at_front, chain_of_examples
 from deeppcr.chain.examples import differing as examples_differing
 from deeppcr.chain.part import part, step_part
@@ -41,7 +42,6 @@ from deeppcr.linearize import (
 )
 from deeppcr.lower import DEFAULT, by_platform, differing, for_each_platform
 from deeppcr.newton import Newton
-from deeppcr.newton.precision import in_float32 as chain_in_float32
 from deeppcr.newton.tolerance import is_number
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import ChainSharding, on_shards

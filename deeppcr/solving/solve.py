@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from deeppcr.adjoint import Adjoint
-from deeppcr.arrays.explicit import explicit_mesh, with_auto_axes
+from deeppcr.arrays.avals import explicit_mesh, with_auto_axes
 from deeppcr.chain.chain import TracedChain
 from deeppcr.choose import AdjointOption, MethodOption
 from deeppcr.newton import Newton

@@ -23,11 +23,9 @@ import numpy as np
 
 from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.step import Step
-from deeppcr.structure.groups import Array, DisjointSets, filled
-from deeppcr.structure.indexing import INDEXING
 from deeppcr.structure.programs import PROGRAMS
-from deeppcr.structure.rules import RULES
-from deeppcr.structure.walk import Rule, Walk
+from deeppcr.structure.rules import INDEXING, RULES
+from deeppcr.structure.walk import Array, DisjointSets, Rule, Walk, filled
 from depth.jaxprs import location
 
 KNOWN: dict[str, Rule] = {**RULES, **INDEXING, **PROGRAMS}  # by name or by kind of primitive

@@ -12,9 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.arrays.partition import combine, floating, partition
-from deeppcr.structure.groups import Labels
-from deeppcr.structure.walk import Rule, Visit, Walk
+from deeppcr.arrays.state import combine, floating, partition
+from deeppcr.structure.walk import Labels, Rule, Visit, Walk
 from depth.jaxprs import Program, bind, called, scan_parts, without_constants
 
 TRIPS = 8  # of a loop until no more elements depend on the state

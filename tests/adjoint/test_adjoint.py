@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.lower.targets import CPU
+from deeppcr.lower.variants import CPU
 from tests.problems import assert_agree, normal, on_a_cpu
 
 COMBINATIONS = {
@@ -84,7 +84,7 @@ def test_numbers_as_tangents():
 @pytest.mark.parametrize("adjoint", ["sequential", "backprop"])
 def test_a_sequential_adjoint_in_several_chunks(monkeypatch, adjoint):
     """The last one is shorter."""
-    monkeypatch.setattr("deeppcr.lower.targets.CPU", CPU._replace(cache=3 * 8 * 9))
+    monkeypatch.setattr("deeppcr.lower.variants.CPU", CPU._replace(cache=3 * 8 * 9))
     scan = partial(deeppcr.scan, adjoint=adjoint)
 
     def both(scan, *arguments):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr.linearize.columns import columns
+from deeppcr.linearize.jacobian import columns
 from tests.problems import assert_agree, normal, rounding
 
 WIDTH, OUT, BATCH = 4, 3, 2

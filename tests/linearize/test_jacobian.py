@@ -10,7 +10,7 @@ import pytest
 from deeppcr import BlockDiagonal, Diagonal
 from deeppcr.chain.chain import trace_chain
 from deeppcr.linearize import Dense
-from deeppcr.lower.targets import CPU
+from deeppcr.lower.variants import CPU
 from tests.linearize.steps import (
     MIX,
     W,
@@ -118,8 +118,8 @@ KINDS = [
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_blocks_are_parts_of_the_jacobian(monkeypatch, step, linearization, mask, at_once):
-    monkeypatch.setattr("deeppcr.lower.chunks.AT_ONCE", at_once)
-    monkeypatch.setattr("deeppcr.lower.targets.CPU", CPU._replace(cache=at_once))
+    monkeypatch.setattr("deeppcr.lower.loops.AT_ONCE", at_once)
+    monkeypatch.setattr("deeppcr.lower.variants.CPU", CPU._replace(cache=at_once))
     steps, vectors, right = of_pairs(step)
     (blocks,) = full(steps, vectors, linearization)
     proven = step in (elementwise, in_pairs, pairs_by_rows) and not isinstance(

@@ -9,7 +9,7 @@ import pytest
 
 import deeppcr
 from deeppcr.lower.cpu.factors_first import multiplied_first
-from deeppcr.lower.in_order import Loop
+from deeppcr.lower.steps import Loop
 from depth.jaxprs import entered, equations
 from tests.problems import assert_agree, normal, rounding
 

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.lower.cpu.chunked import run_in_chunks
-from deeppcr.lower.cpu.inputs_first import inputs_first
-from deeppcr.lower.in_order import lowered_by
-from deeppcr.lower.primitive import Kind
-from deeppcr.lower.targets import CPU
+from deeppcr.lower.cpu.inputs_first import inputs_first, run_in_chunks
+from deeppcr.lower.steps import Kind, lowered_by
+from deeppcr.lower.variants import CPU
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
 
@@ -120,7 +118,7 @@ def test_nothing_is_first_that_is_as_fast_in_the_loop(name):
 def test_chunks_follow_one_another(reverse, length, monkeypatch):
     """The last one begins early enough to be as long as the others."""
     cache = 4 * 8 * (2 * 3 * N) * 2
-    monkeypatch.setattr("deeppcr.lower.targets.CPU", CPU._replace(cache=cache))
+    monkeypatch.setattr("deeppcr.lower.variants.CPU", CPU._replace(cache=cache))
     xs = normal(4, length, 2, D)
     found, _, after = by_the_rule(gru, Z, xs, reverse)
     assert after.size == 4

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.lower.in_order import Loop
-from deeppcr.lower.targets import CPU
+from deeppcr.lower.steps import Loop
+from deeppcr.lower.variants import CPU
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal, rounding
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr.lower.cpu.materialised import materialised, unknown_one
+from deeppcr.lower.cpu.products import materialised, unknown_one
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="CPUs alone take it")

@@ -7,7 +7,7 @@ from jax import lax
 
 import deeppcr
 from deeppcr.lower.cpu.limits import MAX_SLICES
-from deeppcr.lower.cpu.patches import as_products, own_filters
+from deeppcr.lower.cpu.products import as_products, own_filters
 from deeppcr.programs.cut_first import evaluate
 from depth.jaxprs import Program, equations
 from depth.platforms import compiled_for

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr.lower.cpu.small_products import write_out
+from deeppcr.lower.cpu.products import write_out
 from deeppcr.lower.gpu.short_vectors import short_vectors
 from deeppcr.programs.cut_first import evaluate
 from tests.problems import assert_agree, normal, rounding

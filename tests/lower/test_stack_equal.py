@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.lower.cpu.limits import MAX_STACKED
-from deeppcr.lower.cpu.stack_equal import from_split, stack_equal
+from deeppcr.lower.cpu.pieces import from_split, stack_equal
 
 LEAVES = [
     np.arange(6.0).reshape(2, 3),

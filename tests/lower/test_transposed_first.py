@@ -8,9 +8,8 @@ import pytest
 from jax import lax
 
 from deeppcr.lower.cpu.limits import LARGE_MATRIX
-from deeppcr.lower.cpu.transposed_first import transposed_first
-from deeppcr.lower.in_order import Loop, Operands
-from deeppcr.lower.primitive import Kind
+from deeppcr.lower.cpu.products import transposed_first
+from deeppcr.lower.steps import Kind, Loop, Operands
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
 

@@ -31,8 +31,7 @@ from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import integer_times
 from deeppcr.diffusion.noise import alphas_cumprod_at, beta_between, levels
 from deeppcr.diffusion.output import original_from
-from deeppcr.diffusion.table import Table, tabulate
-from deeppcr.diffusion.terms import NOISE, OUTPUT, X0, X
+from deeppcr.diffusion.table import NOISE, OUTPUT, X0, Table, X, tabulate
 
 LEAST_VARIANCE = 1e-20
 SIGMA_DATA = 0.5  # of latent consistency models

@@ -25,8 +25,7 @@ import numpy as np
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import solver_grid
 from deeppcr.diffusion.schedulers.multistep import find_orders, multistep
-from deeppcr.diffusion.table import Table, tabulate
-from deeppcr.diffusion.terms import NOISE, X0, X
+from deeppcr.diffusion.table import NOISE, X0, Table, X, tabulate
 
 FEW_STEPS = 15  # lower_order_final counts below this
 LEAST_STEP = 1e-12  # in lambda: the last step may end where it begins, but for rounding

@@ -30,8 +30,7 @@ from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import continuous_grid
 from deeppcr.diffusion.noise import alpha_sigma
 from deeppcr.diffusion.schedulers.multistep import exact_weights, multistep
-from deeppcr.diffusion.table import Table, tabulate
-from deeppcr.diffusion.terms import NOISE, X0, Terms, X, term
+from deeppcr.diffusion.table import NOISE, X0, Table, Terms, X, tabulate, term
 
 ORDER = 4
 

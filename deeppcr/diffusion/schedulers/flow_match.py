@@ -13,8 +13,7 @@ import numpy as np
 
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import find_ramp, flow_sigmas, shifted
-from deeppcr.diffusion.table import Table, tabulate
-from deeppcr.diffusion.terms import NOISE, OUTPUT, X0, X
+from deeppcr.diffusion.table import NOISE, OUTPUT, X0, Table, X, tabulate
 
 
 def flow_match(config: Config, steps: int) -> Table:

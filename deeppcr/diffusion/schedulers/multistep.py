@@ -4,7 +4,7 @@ import numpy as np
 from numpy.polynomial.polynomial import polyfromroots
 
 from deeppcr.diffusion.config import Config
-from deeppcr.diffusion.terms import Terms, term
+from deeppcr.diffusion.table import Terms, term
 
 
 def find_orders(config: Config, steps: int, few: float = np.inf) -> np.ndarray:

@@ -18,8 +18,7 @@ import numpy as np
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import integer_times
 from deeppcr.diffusion.noise import alphas_cumprod_at, levels
-from deeppcr.diffusion.table import Table, tabulate
-from deeppcr.diffusion.terms import OUTPUT, Terms, X, by_step, term
+from deeppcr.diffusion.table import OUTPUT, Table, Terms, X, by_step, tabulate, term
 
 OUTPUTS = (OUTPUT, *map(term, ("m1", "m2", "m3")))  # of this call, and of those before
 START, STAGES = term("start"), term("stages")

@@ -19,8 +19,7 @@ import numpy as np
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import solver_grid
 from deeppcr.diffusion.schedulers.multistep import exact_weights, find_orders
-from deeppcr.diffusion.table import Table, tabulate
-from deeppcr.diffusion.terms import X0, Terms, X, by_step, term
+from deeppcr.diffusion.table import X0, Table, Terms, X, by_step, tabulate, term
 
 
 def unipc(config: Config, steps: int) -> Table:

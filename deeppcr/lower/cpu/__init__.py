@@ -1,8 +1,7 @@
 """What a CPU runs: for loops an ordered list of rules, for all steps at once one more.
 
-A rule of loops is a function ``(loop, operands) -> (loop, operands)`` in a file of its own, which
-says what XLA does, the gain, and the version of jax. It returns loops that it does not apply to
-unchanged.
+A rule of loops is a function ``(loop, operands) -> (loop, operands)``. Its file says what XLA does,
+the gain, and the version of jax. It returns loops that it does not apply to unchanged.
 """
 
 from collections.abc import Callable
@@ -11,17 +10,14 @@ from typing import Any
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu import limits
-from deeppcr.lower.cpu.chunked import run_in_chunks
 from deeppcr.lower.cpu.factors_first import factors_first
 from deeppcr.lower.cpu.gradients import plain_gradients
-from deeppcr.lower.cpu.inputs_first import inputs_first
+from deeppcr.lower.cpu.inputs_first import inputs_first, run_in_chunks
 from deeppcr.lower.cpu.one_function import fits, is_left_to_xla, one_function
-from deeppcr.lower.cpu.small_products import small_products
-from deeppcr.lower.cpu.stack_equal import results_stacked
-from deeppcr.lower.cpu.transposed_first import transposed_first
-from deeppcr.lower.in_order import Loop, Operands, lowered_by
-from deeppcr.lower.primitive import steps_p
+from deeppcr.lower.cpu.pieces import results_stacked
+from deeppcr.lower.cpu.products import small_products, transposed_first
 from deeppcr.lower.products import is_real_product
+from deeppcr.lower.steps import Loop, Operands, lowered_by, steps_p
 from depth.counts import matrices, size
 from depth.jaxprs import equations
 

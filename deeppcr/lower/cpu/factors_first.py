@@ -25,7 +25,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from deeppcr.arrays.state import Leaves, float32_or_better
-from deeppcr.lower.in_order import Loop, Operands
+from deeppcr.lower.steps import Loop, Operands
 from depth.jaxprs import Program, bind, called, entered, interpret, is_literal
 from depth.primitives import primitive
 

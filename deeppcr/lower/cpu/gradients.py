@@ -20,7 +20,7 @@ from typing import Any
 
 from jax import Array, lax
 
-from deeppcr.lower.cpu.swapped import is_transpose, swapped
+from deeppcr.lower.cpu.products import is_transpose, swapped
 from deeppcr.lower.products import AT_ONCE, Sizes, as_sum, is_real_product, is_small
 from deeppcr.programs.cut_first import evaluate
 from depth.jaxprs import entered, rewritten

@@ -3,25 +3,27 @@
 The products of a recurrent cell with its inputs, and the slices of these, need no state. All at
 once they are one large product, and vector code; in the loop they are a small product for each
 step, and XLA's CPU kernels for the slices of an input are scalar code.
-"""
 
-# jax 0.10.2, 2 cores, 16 units and a batch of 8: flax's LSTM cell takes 0.2 of the time, a GRU and
-# an LSTM with gates of inputs 0.35 and 0.6, random numbers for a state of 8 entries 0.1.
+For all steps of a long chain, what is computed first (`Loop.before`) is more than the cache of a
+CPU holds, and the loop would wait for memory. So it is computed for a chunk of steps, which run
+before the next chunk. A loop without chunks runs at once.
+"""
 
 from collections.abc import Collection
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import Array, lax
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.chunks import even_chunk, steps_in_cache
-from deeppcr.lower.cpu.patches import as_products, own_filters
-from deeppcr.lower.cpu.small_products import is_small_product
-from deeppcr.lower.in_order import Loop, Operands
+from deeppcr.lower.cpu.products import as_products, is_small_product, own_filters
+from deeppcr.lower.loops import even_chunk, steps_in_cache
+from deeppcr.lower.steps import Loop, Operands
 from deeppcr.programs.cut_first import CUTS, evaluate, opening
+from deeppcr.programs.dependence import Split
 from deeppcr.programs.effects import is_of_threefry
-from deeppcr.programs.split import Split
 from depth.counts import contracted, nbytes, size
 from depth.jaxprs import called, has_side_effects, is_literal, moved_by, read_by
 from depth.primitives import primitive
@@ -31,6 +33,8 @@ AT_ONCE = frozenset({"elementwise", "move", "product", "reduction"})
 FEW = 8  # terms of a product
 
 
+# jax 0.10.2, 2 cores, 16 units and a batch of 8: flax's LSTM cell takes 0.2 of the time, a GRU and
+# an LSTM with gates of inputs 0.35 and 0.6, random numbers for a state of 8 entries 0.1.
 def inputs_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """The rule; the steps of a derivative are linearised first.
 
@@ -113,3 +117,47 @@ def _is_cheap(equation: Any, cut: Collection[Any]) -> bool:
 def _grows(equation: Any) -> bool:
     before = sum(size(atom) for atom in equation.invars if not is_literal(atom))
     return sum(map(size, equation.outvars)) > before
+
+
+def run_in_chunks(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
+    """The last carry, and the ``y`` of all steps.
+
+    A chunk is compiled once: the last one begins early enough to be as long as the others, and
+    computes a few steps again.
+    """
+    run = loop.run or Loop.scan
+    length, size = loop.length, loop.size or loop.length
+    if size >= length:
+        return run(loop, operands._replace(xs=loop.before(operands.xs)))
+    count = -(-length // size)
+    again = count * size - length  # steps of the last chunk
+    last_chunk = 0 if loop.reverse else count - 1
+    program = loop.program
+    if again:  # the states after each step are among its results
+        program = program._replace(outvars=[*program.outvars, *program.outvars[: loop.states]])
+    of_chunk = loop._replace(program=program, length=size)
+
+    def chunk(carry: tuple[Leaves, Leaves], index: Array) -> tuple[tuple[Leaves, Leaves], Leaves]:
+        """``carry``: the state after the chunk before, and that from which the last one begins."""
+        start, start_of_last = carry
+        begin = index * size
+        if again:
+            is_last = index == last_chunk
+            pairs = zip(start_of_last, start, strict=True)
+            start = [jnp.where(is_last, early, usual) for early, usual in pairs]
+            begin = jnp.clip(begin - again * loop.reverse, 0, length - size)
+        xs = [lax.dynamic_slice_in_dim(x, begin, size) for x in operands.xs]
+        end, ys = run(of_chunk, Operands(operands.constants, start, loop.before(xs)))
+        ys, states = ys[: len(loop.outputs)], ys[len(loop.outputs) :]
+        start_of_last = [z[again if loop.reverse else size - 1 - again] for z in states] or end
+        return (end, start_of_last), ys
+
+    carry, indices = operands.carry, jnp.arange(count, dtype=jnp.int32)
+    (last, _), ys = lax.scan(chunk, (carry, carry), indices, reverse=loop.reverse)
+
+    def without_again(y: Array) -> Array:
+        y = y.reshape((count * size, *y.shape[2:]))
+        first = size - again if loop.reverse else (count - 1) * size
+        return jnp.concatenate([y[:first], y[first + again :]]) if again else y
+
+    return last, list(map(without_again, ys))

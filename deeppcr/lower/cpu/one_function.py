@@ -25,10 +25,10 @@ from jax.extend.core import jaxpr_as_fun
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu import limits
-from deeppcr.lower.cpu.stack_equal import from_split, stack_equal
-from deeppcr.lower.cpu.vector_products import is_possible, multiplications, parts, product
-from deeppcr.lower.in_order import Loop, Operands
+from deeppcr.lower.cpu.pieces import from_split, stack_equal
+from deeppcr.lower.cpu.products import is_possible, multiplications, parts, product
 from deeppcr.lower.products import Sizes, is_real_product
+from deeppcr.lower.steps import Loop, Operands
 from depth.compilers import is_hoisted, is_one_function
 from depth.counts import convolved, size
 from depth.jaxprs import bind, called, equations, moved_by, run

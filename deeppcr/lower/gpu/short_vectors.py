@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deeppcr.lower.products import ON_GPU, Sizes, as_sum, is_real_product, is_small
-from deeppcr.lower.rewrite import replacing
-from deeppcr.programs.cut_first import apply
+from deeppcr.programs.cut_first import apply, replacing
 
 
 def short_vectors(closed: Any, operands: Sequence[Any]) -> list[Any]:

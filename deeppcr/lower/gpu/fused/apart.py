@@ -13,7 +13,7 @@ import jax
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import CannotFuse
-from deeppcr.programs.split import Split
+from deeppcr.programs.dependence import Split
 from depth.counts import size
 from depth.jaxprs import Program, equations, moved_by
 from depth.primitives import primitive

@@ -10,9 +10,9 @@ from string import Template
 
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
+from deeppcr.lower.gpu.fused.lanes import slots
 from deeppcr.lower.gpu.fused.memory import arrays_of, assigned, block, entered
 from deeppcr.lower.gpu.fused.recurring import CudaKernel
-from deeppcr.lower.gpu.fused.sides import slots
 from deeppcr.lower.gpu.fused.step import FusedStep
 
 TEXT = Template(r"""

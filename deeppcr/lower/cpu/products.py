@@ -1,0 +1,372 @@
+"""Products as a CPU runs them fast, in loops and in gradients: five rewritings, the same values.
+
+- **Values that are computed once.** XLA fuses cheap elementwise operations into those that read
+  their results, and computes them again for each read: for a sum over k of ``a_ik b_kj``, the
+  entries of ``a`` once for every j. An optimisation barrier does not prevent that, because it is
+  removed before. But XLA never recomputes a division, so an opaque division by 1.0 keeps the value.
+- **Swapped operands.** ``(a b)^T = b^T a^T``. jax writes the gradient of a weight as the transpose
+  of a product. XLA computes that product in one order of its axes and copies it into the other,
+  which takes as much memory again as the weights of all steps.
+- **Matrices transposed before the loop.** XLA's libraries rearrange a matrix in every product with
+  few rows whose terms lie along its last axis, as they do in the derivative of ``h @ w``,
+  ``d @ w.T``. A large matrix that is the same in all steps is transposed once.
+- **Small products as sums.** XLA compiles the body of a loop to a few kernels, and a matrix product
+  is always one of its own: for a state of a few entries the calls cost more than the arithmetic,
+  and a body with a product is never compiled to one function. ``sum_k a_k * b_k`` is part of the
+  operations around it.
+- **Products with vectors**, in loops that are one function. For a product of two matrices XLA calls
+  a library, which such a loop cannot; for one with a vector it writes plain loops. So a product
+  with each row or column of the smaller matrix takes its place. It takes up to twice the time of
+  the library, and is written if the loop still gains.
+- **Convolutions** whose filters differ from step to step are products of patches.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from functools import partial
+from itertools import filterfalse
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from deeppcr.arrays.state import Leaves
+from deeppcr.lower.cpu import limits
+from deeppcr.lower.products import (
+    BY_ENTRY,
+    IN_FUNCTION,
+    IN_LOOP,
+    Sizes,
+    as_sum,
+    as_sum_in_loop,
+    is_real_product,
+    is_small,
+)
+from deeppcr.lower.steps import Loop, Operands
+from deeppcr.lower.variants import target
+from deeppcr.programs.cut_first import CUTS, evaluate, replacing
+from depth.counts import matrices, size
+from depth.jaxprs import (
+    Program,
+    Replacement,
+    bind,
+    called,
+    equations,
+    interpret,
+    is_literal,
+    moved_by,
+    names,
+)
+from depth.primitives import primitive
+
+# -- values that are computed once -----------------------------------------------------------------
+
+
+def unknown_one() -> Array:
+    """1 in float32, which no compiler can replace by its value; to be computed outside of loops."""
+    return lax.cond(lax.optimization_barrier(False), lambda: np.float32(1), lambda: np.float32(1))
+
+
+# jax 0.10.2, 2 cores, a step of the adjoint of a GRU of 16 units, batch 8: 0.16 of the time.
+def materialised(x: Array, one: Array) -> Array:
+    """``x``, computed once. ``one``: see `unknown_one`."""
+    return x / one.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+# -- swapped operands ------------------------------------------------------------------------------
+
+
+def is_transpose(equation: Any) -> bool:
+    """Whether an equation is a transpose, which may be that of a product."""
+    return str(equation.primitive.name) == "transpose"
+
+
+# jax 0.10.2, 2 cores, the gradient of 256 tanh layers with 128 x 128 weights of their own, batch 1:
+# half the time, and no memory besides that of the result.
+def swapped(program: Program) -> Program:
+    """The same program; its products that nothing but a transpose reads have swapped operands."""
+    products = {}
+    uses = Counter(filterfalse(is_literal, program.outvars))
+    for equation in program.eqns:
+        uses.update(filterfalse(is_literal, equation.invars))
+        if equation.primitive.name == "dot_general":
+            products[equation.outvars[0]] = equation
+
+    def replaced(equation: Any) -> Any:
+        product = products.get(equation.invars[0]) if is_transpose(equation) else None
+        is_alone = product is not None and uses[equation.invars[0]] == 1
+        return _swapped(product, equation) if is_alone else equation
+
+    return program._replace(eqns=list(map(replaced, program.eqns)))
+
+
+def _swapped(product: Any, transpose: Any) -> Any:
+    """The product of swapped operands; the transpose itself if it moves other axes."""
+    contracted, batch = product.params["dimension_numbers"]
+    pieces, ends = len(batch[0]), product.outvars[0].aval.ndim
+    columns = product.invars[1].aval.ndim - pieces - len(contracted[1])
+    middle = ends - columns
+    axes = (*range(pieces), *range(middle, ends), *range(pieces, middle))
+    precision = product.params["precision"]
+    is_plain = precision is None or isinstance(precision, tuple)
+    is_sharded = product.params["out_sharding"] is not None
+    if tuple(transpose.params["permutation"]) != axes or not is_plain or is_sharded:
+        return transpose
+    params = product.params | {
+        "dimension_numbers": (contracted[::-1], batch[::-1]),
+        "precision": precision and precision[::-1],
+    }
+    return product.replace(invars=product.invars[::-1], outvars=transpose.outvars, params=params)
+
+
+# -- matrices transposed before the loop -----------------------------------------------------------
+
+
+# 2 cores, d [B, 4n] @ w.T, n = 64 to 512: jax 0.12.0: 0.33 to 0.5 of the time for B = 4, 0.6 to 0.7
+# for 16, 0.9 to 1 for 64; for B = 1 and in narrower products nothing (1.1). jax 0.10.2 is alike.
+def transposed_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
+    """The loop with matrices that stay the same transposed before it."""
+    program = loop.program
+    values = dict(zip(program.constvars, operands.constants, strict=True))
+    products = (each for each in program.eqns if each.primitive.name == "dot_general")
+    by_rows = {each.outvars[0]: each.invars[1] for each in products if _reads_rows(each, values)}
+    transposed = {matrix: values[matrix].T for matrix in dict.fromkeys(by_rows.values())}
+    if not transposed:
+        return loop, operands
+
+    def by_columns(equation: Any, operands: list[Any]) -> list[Any] | None:
+        if by_rows.keys().isdisjoint(equation.outvars):
+            return None
+        (axes, _), batch = equation.params["dimension_numbers"]
+        params = equation.params | {"dimension_numbers": ((axes, (0,)), batch)}
+        return [lax.dot_general_p.bind(operands[0], transposed[equation.invars[1]], **params)]
+
+    def step(read: Leaves) -> Leaves:
+        rule = partial(bind, replace=by_columns)
+        return interpret(program, loop.known(read), program.outvars, rule)
+
+    return loop.retraced(operands, step)
+
+
+def _reads_rows(equation: Any, constants: Collection[Any]) -> bool:
+    """Whether a product multiplies few rows by the transpose of one of these large matrices."""
+    matrix = equation.invars[1]
+    if is_literal(matrix) or matrix not in constants or size(matrix) < limits.LARGE_MATRIX:
+        return False
+    (_, axes), (_, batch) = equation.params["dimension_numbers"]
+    is_by_rows = matrix.aval.ndim == 2 and not batch and tuple(axes) == (1,)
+    return is_by_rows and matrices(equation)[1] in limits.ROWS_OF_TRANSPOSED
+
+
+# -- small products as sums ------------------------------------------------------------------------
+
+
+# jax 0.10.2, 2 cores, a GRU in `jax.lax.scan`: 5.7 times faster for n = 2, 1.5 for 4, 1.2 for 8
+# with a batch of 8; 0.9, 1.7, 1.0 alone. Beyond a few thousand multiplications the product wins.
+def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
+    """The loop with its small products as sums, and with slices first (`cut_first`).
+
+    In the loops of derivatives, whose products have operands that are computed just before, these
+    are computed once: see `materialised`.
+    """
+    program = loop.program
+    if not any(
+        is_small_product(each) or each.primitive.name in CUTS for each in equations(program)
+    ):
+        return loop, operands
+    of_state, one = moved_by(program, program.invars[: loop.states]), unknown_one()
+
+    def write(equation: Any, *operands: Any) -> Any:
+        pairs = zip(equation.invars, operands, strict=True)
+        read = [materialised(x, one) if atom in of_state else x for atom, x in pairs]
+        return as_sum_in_loop(equation, *read)
+
+    replace = replacing(is_small_product, write) if loop.kind.linear else write_out
+
+    def step(read: Leaves) -> Leaves:
+        return evaluate(program, loop.known(read), program.outvars, replace)
+
+    return loop.retraced(operands, step)
+
+
+def is_small_product(equation: Any) -> bool:
+    """Whether an equation is a product that `write_out` writes out."""
+    if not is_real_product(equation):
+        return False
+    shape = equation.outvars[0].aval.shape
+    row = shape[-1] if shape else 1
+    fills_no_vectors = limits.VECTOR // 2 < row < limits.LONG_ROW and row % limits.VECTOR
+    return is_small(Sizes.of(equation), BY_ENTRY if fills_no_vectors else IN_LOOP)
+
+
+# For `evaluate`: the results of an equation of a loop body that is or contains a small product.
+write_out = replacing(is_small_product, as_sum_in_loop)
+
+
+# -- products with vectors -------------------------------------------------------------------------
+
+
+def product(equation: Any, left: Array, right: Array) -> Array:
+    """A product, term by term or vector by vector."""
+    sizes = Sizes.of(equation)
+    if is_small(sizes, IN_FUNCTION):
+        return as_sum(equation, left, right)
+    if _vectors(sizes) == 1:
+        return bind(equation, [left, right])[0]
+    ((left_in,), (right_in,)), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    a, on_left = _matrix(left, left_in, left_batch)
+    b, on_right = _matrix(right, right_in, right_batch)
+    options = {name: equation.params[name] for name in ("precision", "preferred_element_type")}
+
+    def dot(a: Array, b: Array, on_left: int, on_right: int) -> Array:
+        return lax.dot_general(a, b, (((on_left,), (on_right,)), ((), ())), **options)
+
+    def times(a: Array, b: Array) -> Array:  # [rows, columns]
+        if sizes.rows <= sizes.columns:
+            vectors = [lax.index_in_dim(a, k, 1 - on_left, False) for k in range(sizes.rows)]
+            return jnp.stack([dot(x, b, 0, on_right) for x in vectors])
+        vectors = [lax.index_in_dim(b, k, 1 - on_right, False) for k in range(sizes.columns)]
+        return jnp.stack([dot(a, x, on_left, 0) for x in vectors], 1)
+
+    products = jnp.stack(list(map(times, a, b))) if left_batch else times(a, b)
+    return products.reshape(equation.outvars[0].aval.shape)
+
+
+def _matrix(x: Array, inner: int, batch: Sequence[int]) -> tuple[Array, int]:
+    """A matrix of the free axes and the terms, and the axis of the terms.
+
+    The product of the batch axes is in front, if there are any. Where the terms come first, they
+    stay there: XLA would transpose the matrix in every trip.
+    """
+    free = [axis for axis in range(x.ndim) if axis not in (inner, *batch)]
+    is_first = bool(free) and inner < free[0]
+    groups = [[inner], free] if is_first else [free, [inner]]
+    if batch:
+        groups.insert(0, list(batch))
+    order = [axis for group in groups for axis in group]
+    shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
+    return x.transpose(order).reshape(shape), 0 if is_first else 1
+
+
+def is_possible(equation: Any) -> bool:
+    """Whether a loop of one function may have a product, and that of its derivative, and gains."""
+    axes = len(equation.params["dimension_numbers"][0][0])
+    if not is_real_product(equation) or axes > 1:
+        return False
+    sizes = Sizes.of(equation)
+    if axes == 0 and not is_small(sizes, IN_FUNCTION):  # an outer product
+        return False
+    if not 0 < sizes.multiplications <= limits.MAX_MULTIPLICATIONS:
+        return False
+    derivative = sizes._replace(columns=sizes.terms, terms=sizes.columns)
+    return _vectors(sizes) == 1 or (_is_of_few(sizes) and _is_of_few(derivative))
+
+
+def parts(sizes: Sizes) -> int:
+    """The terms or the vectors of a product, as it is computed."""
+    return sizes.terms if is_small(sizes, IN_FUNCTION) else _vectors(sizes)
+
+
+def multiplications(sizes: Sizes) -> int:
+    """Of a product of matrices; 0 if one is a vector."""
+    return sizes.multiplications if _vectors(sizes) > 1 else 0
+
+
+def _is_of_few(sizes: Sizes) -> bool:
+    """Whether a product of matrices is one of few terms or of few, short vectors."""
+    if is_small(sizes, IN_FUNCTION):
+        return True
+    by_rows = sizes.rows <= sizes.columns <= limits.MAX_ROW
+    by_columns = sizes.columns <= limits.MAX_COLUMNS and sizes.rows <= limits.MAX_ROWS
+    return (by_rows or by_columns) and _vectors(sizes) <= limits.MAX_VECTORS
+
+
+def _vectors(sizes: Sizes) -> int:
+    """The vectors of the smaller matrix of a product; 1 if it is one."""
+    return sizes.pieces * min(sizes.rows, sizes.columns)
+
+
+# -- convolutions ----------------------------------------------------------------------------------
+
+
+def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
+    """The results of convolutions with filters of their own in each step.
+
+    That is, filters that depend on other variables than the ``shared`` ones. Calls are entered.
+    """
+    if "conv_general_dilated" not in names(program):
+        return frozenset()
+    results: set[Any] = set()
+
+    def differ(program: Program, own: Sequence[bool]) -> list[bool]:
+        known = program.known(own)
+        return interpret(program, known, program.outvars, rule, literal=lambda _: False)
+
+    def rule(equation: Any, own: list[bool]) -> list[bool]:
+        inner = called(equation) if primitive(equation).inlines else None
+        if inner is not None:
+            inside = Program.of(inner)
+            return differ(inside, [False] * len(inside.constvars) + own)
+        if _has_patches(equation) and own[1]:
+            results.add(equation.outvars[0])
+        return [any(own)] * len(equation.outvars)
+
+    differ(program, [x not in shared for x in (*program.constvars, *program.invars)])
+    return frozenset(results)
+
+
+# jax 0.10.2, 2 cores, batch 8, all steps: gradients of filters 3 x 4 x 4 are 60 (256 steps) to 150
+# times (1024 steps) faster, 360 times for 3 x 3 x 8 x 8 (64 steps), 42 for 31 x 4 x 4, 14 for
+# 3 x 3 x 32 x 32 (4 steps); the convolutions themselves 6, 3, 0.6 and 0.9 times.
+def as_products(results: frozenset[Any]) -> Replacement | None:
+    """Replaces the convolutions with these ``results``, for `evaluate`; None if there are none."""
+    if not results or target().launches:
+        return None
+    return replacing(lambda equation: not results.isdisjoint(equation.outvars), _of_patches)
+
+
+def _has_patches(equation: Any) -> bool:
+    if equation.primitive.name != "conv_general_dilated":
+        return False
+    params, (image, filters) = equation.params, (atom.aval for atom in equation.invars)
+    slices = sum(filters.shape[axis] for axis in params["dimension_numbers"].rhs_spec[2:])
+    is_empty = 0 in (*image.shape, *filters.shape, *equation.outvars[0].aval.shape)
+    return params["batch_group_count"] == 1 and slices <= limits.MAX_SLICES and not is_empty
+
+
+def _of_patches(equation: Any, image: Array, filters: Array) -> Array:
+    """The convolution as one product."""
+    params, out = equation.params, equation.outvars[0].aval
+    lhs, rhs, result = params["dimension_numbers"]
+    groups, space = params["feature_group_count"], range(image.ndim - 2)
+    image = jnp.transpose(image, (lhs[0], *lhs[2:], lhs[1]))  # [batch, *space, features]
+    filters = jnp.transpose(filters, (*rhs[2:], rhs[1], rhs[0]))  # [*window, features, outputs]
+    window, sizes = filters.shape[:-2], [out.shape[axis] for axis in result[2:]]
+    edges = zip(params["padding"], params["lhs_dilation"], strict=True)
+    inside = [(low, high, dilation - 1) for (low, high), dilation in edges]
+    image = lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *inside, (0, 0, 0)])
+    for k in space:
+        stride, apart = params["window_strides"][k], params["rhs_dilation"][k]
+        span = (sizes[k] - 1) * stride + 1
+        cuts = [
+            lax.slice_in_dim(image, start, start + span, stride, axis=1 + k)
+            for start in range(0, window[k] * apart, apart)
+        ]
+        image = jnp.stack(cuts, axis=1 + len(space) + k)
+    # [batch, *space, *window, groups, features] and [*window, features, groups, outputs]
+    patches = image.reshape((*image.shape[:-1], groups, -1))
+    filters = filters.reshape((*filters.shape[:-1], groups, -1))
+    contracted = [1 + len(space) + k for k in space] + [patches.ndim - 1], [*space, len(space)]
+    product = lax.dot_general(
+        patches,
+        filters,
+        (contracted, ([patches.ndim - 2], [filters.ndim - 2])),
+        precision=params["precision"],
+        preferred_element_type=params["preferred_element_type"],
+    )  # [groups, batch, *space, outputs]
+    product = jnp.moveaxis(product, 0, -2)
+    product = product.reshape((*product.shape[:-2], -1))  # [batch, *space, all outputs]
+    axes = (result[0], *result[2:], result[1])
+    return jnp.transpose(product, [axes.index(axis) for axis in range(out.ndim)])

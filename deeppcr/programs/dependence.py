@@ -1,0 +1,174 @@
+"""What in a program depends on given variables, and whether it is affine in them.
+
+A step reads most of its input through values that need no state, as a recurrent cell reads its
+products with the input. Whatever depends on the state is *late*. All else can come first, for all
+steps at once, and a loop does the rest (`Split`):
+
+    u_l = G (x_l)  for all l,    z_l = F (z_{l-1}, u_l)  one after another.
+
+G is the first program, F is the rest, and u are the values between them. A CPU splits the step of a
+loop, a GPU the step of a kernel, and a derivative the tangents of a step; each has its own opinion
+of what is late.
+
+Affine is linear, plus what is independent of the state. Then all steps are one linear recurrence,
+which Newton's method solves in one iteration. The proof (`is_affine`) follows the state through the
+program: every value is affine in it or independent of it; anything else ends the proof, and so does
+a derivative that is not jax's own.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, Self
+
+import jax.numpy as jnp
+
+from deeppcr.arrays.state import Leaves
+from deeppcr.programs.cut_first import evaluate
+from depth.jaxprs import (
+    Program,
+    Replacement,
+    called,
+    interpret,
+    needed,
+    read_by,
+    scan_parts,
+    without_constants,
+)
+from depth.primitives import primitive
+
+
+class Split(NamedTuple):
+    """A program in two.
+
+    Attributes:
+        whole: the program.
+        first: ``inputs -> between``. Its constants are those of the whole, and what is shared.
+        rest: ``(*late operands, *between) -> results``. Its constants are what is shared.
+    """
+
+    whole: Program
+    first: Program
+    rest: Program
+
+    @classmethod
+    def of(
+        cls, whole: Program, late: Collection[Any], own: Collection[Any], at_once: bool = True
+    ) -> Self:
+        """The parts of a program.
+
+        Args:
+            whole: of late operands and of inputs.
+            late: the variables that the rest computes, or takes.
+            own: those that differ from step to step; others are the same in all steps.
+            at_once: whether the first program computes results that are not late, too. Else the
+                rest does, unless it reads them.
+        """
+        later = [each for each in whole.eqns if any(y in late for y in each.outvars)]
+        read = [x for x in read_by(later, whole.outvars if at_once else ()) if x not in late]
+        between = [x for x in read if x in own]
+        shared = [x for x in read if x not in own]
+        equations = needed(whole, read, whole.outvars)
+        more = read_by(equations, whole.outvars)  # for the results that are not late
+        inputs = [x for x in whole.invars if x not in late]
+        between += [x for x in inputs if x in more and x not in between]
+        operands = [x for x in whole.invars if x in late]
+        rest = Program(shared, [*operands, *between], equations, whole.outvars)
+        constants = list(dict.fromkeys([*whole.constvars, *shared]))
+        first = Program(constants, inputs, needed(whole, constants, between), between)
+        return cls(whole, first, rest)
+
+    @property
+    def between(self) -> list[Any]:
+        """The variables of each step that the rest reads."""
+        return self.first.outvars
+
+    @property
+    def shared(self) -> list[Any]:
+        """The variables that the rest reads and that are the same in all steps."""
+        return self.rest.constvars
+
+    def constants(self, captured: Leaves) -> dict[Any, Any]:
+        """The values of the constants of the first program, from those of the whole."""
+        known = dict(zip(self.whole.constvars, captured, strict=True))
+        values = evaluate(self.whole, known, self.shared)
+        return known | dict(zip(self.shared, values, strict=True))
+
+    def values_between(
+        self, constants: dict[Any, Any], inputs: Leaves, replace: Replacement | None = None
+    ) -> Leaves:
+        """What the rest reads of a step; ``replace`` as in `evaluate`."""
+        known = constants | dict(zip(self.first.invars, inputs, strict=True))
+        return evaluate(self.first, known, self.between, replace)
+
+
+def is_affine(program: Any, states: int) -> bool:
+    """Whether the first ``states`` results are affine in as many inputs, with jax's derivatives."""
+    inputs = [i < states for i in range(len(program.invars))]
+    try:
+        _follow(program._replace(outvars=program.outvars[:states]), inputs)
+    except _NotAffine:
+        return False
+    return True
+
+
+class _NotAffine(Exception):
+    """A failed proof."""
+
+
+def _follow(closed: Any, inputs: Sequence[bool]) -> list[bool]:
+    """Which results of a program depend on the state, from which inputs do."""
+    jaxpr = without_constants(closed)
+    depends = dict.fromkeys(jaxpr.constvars, False) | dict(zip(jaxpr.invars, inputs, strict=True))
+    return interpret(jaxpr, depends, jaxpr.outvars, _results, lambda _: False)
+
+
+def _results(equation: Any, operands: list[bool]) -> list[bool]:
+    """Which results of an equation depend on the state, from which operands do."""
+    if not any(operands):
+        return [False] * len(equation.outvars)
+    name, params = equation.primitive.name, equation.params
+    if primitive(equation).kind == "derivative rule" or name == "stop_gradient":
+        raise _NotAffine
+    inner = None if name == "linear_map" else called(equation)
+    if inner is not None:
+        return _follow(inner, operands)
+    if name == "cond" and not operands[0]:
+        branches = [_follow(each, operands[1:]) for each in params["branches"]]
+        return list(map(any, zip(*branches, strict=True)))
+    if name == "scan":
+        return _of_a_loop(equation, operands)
+    if not _is_linear(equation, operands):
+        raise _NotAffine
+    return [True] * len(equation.outvars)
+
+
+def _of_a_loop(equation: Any, operands: list[bool]) -> list[bool]:
+    """The same of a loop: trips are followed until no more of the carry depends on the state."""
+    constants, carry, _ = scan_parts(equation)
+    end = constants + carry
+    state = operands[constants:end]
+    while True:
+        trip = [*operands[:constants], *state, *operands[end:]]
+        results = _follow(equation.params["jaxpr"], trip)
+        after = [a or b for a, b in zip(state, results, strict=False)]
+        if after == state:
+            return [*state, *results[carry:]]
+        state = after
+
+
+def _is_linear(equation: Any, operands: list[bool]) -> bool:
+    """Whether an equation is linear in the operands that depend on the state, all together."""
+    name, params = equation.primitive.name, equation.params
+    if name == "linear_map":
+        return not any(operands[: params["role"].known])
+    if name == "custom_linear_solve":
+        return not any(operands[: sum(params["const_lengths"])])
+    if not all(jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in equation.outvars):
+        return False
+    is_alone = sum(operands) == 1
+    by_name = {
+        "jointly": True,
+        "each": is_alone,
+        "first": is_alone and operands[0],
+        "last": is_alone and operands[-1],
+    }
+    return by_name.get(primitive(equation).linear, False)
