@@ -134,11 +134,11 @@ def unknown_keyword(function: Callable[..., Any], unknown: Iterable[str]) -> Typ
     """
     name = function.__qualname__.removesuffix(".__init__")
     parameters = list(inspect.signature(function).parameters.values())
-    known = [each.name for each in parameters if each.kind in KEYWORDS and each.name != "self"]
+    names = [each.name for each in parameters if each.kind in KEYWORDS and each.name != "self"]
     odd = next(iter(unknown))
     return TypeError(
-        f"{name}() got an unexpected keyword argument {odd!r}, expected one of {known}"
-        f"{did_you_mean(odd, known)}"
+        f"{name}() got an unexpected keyword argument {odd!r}, expected one of {names}"
+        f"{did_you_mean(odd, names)}"
     )
 
 
@@ -207,10 +207,10 @@ def _brackets(kind: type) -> str:
 def _entries(value: Any, depth: int) -> str:
     """The first entries of a list, a tuple or a dictionary."""
     if isinstance(value, dict):
-        found = [f"{describe(k, 0)}: {describe(v, depth)}" for k, v in value.items()]
+        texts = [f"{describe(k, 0)}: {describe(v, depth)}" for k, v in value.items()]
     else:
-        found = [describe(entry, depth) for entry in value[:ENTRIES]]
-    return ", ".join([*found[:ENTRIES], *(["..."] if len(value) > ENTRIES else [])])
+        texts = [describe(entry, depth) for entry in value[:ENTRIES]]
+    return ", ".join([*texts[:ENTRIES], *(["..."] if len(value) > ENTRIES else [])])
 
 
 def _options(value: Any, depth: int) -> str:

@@ -114,12 +114,12 @@ def delay(f: Callable[[tuple[Any, ...], Any], Any], k: int) -> Delay:
 
 def _check_equal(state: Any, like: Any, name: str, expected: str) -> None:
     """Raise unless two states have the same structure, shapes and dtypes."""
-    found, wanted = (
+    types, expected_types = (
         jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", each)
         for each in (state, like)
     )
-    if found != wanted:
-        raise TypeError(f"{name} is {found}, expected what {expected} is: {wanted}.")
+    if types != expected_types:
+        raise TypeError(f"{name} is {types}, expected what {expected} is: {expected_types}.")
 
 
 def masked(step: Step) -> Step:
@@ -182,10 +182,12 @@ def resetting(step: Step, initial: Any) -> Step:
     """
 
     def resetting_step(carry: Any, x: Any, reset: Array) -> tuple[Any, Any]:
-        found: Any = jax.tree.structure(initial)
-        wanted: Any = jax.tree.structure(carry)
-        if found != wanted:
-            raise ValueError(f"initial is {found}, expected the structure of the carry: {wanted}.")
+        structure: Any = jax.tree.structure(initial)
+        of_carry: Any = jax.tree.structure(carry)
+        if structure != of_carry:
+            raise ValueError(
+                f"initial is {structure}, expected the structure of the carry: {of_carry}."
+            )
         return step(_where(reset, "reset", initial, carry), x)
 
     return _with_flags(step, "reset", resetting_step)

@@ -169,10 +169,10 @@ def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leav
         state, outputs = chain.step.with_outputs(state, inputs, chain.captured)
         return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
-    last, (trajectory, own) = chain.axis.scan(
+    last, (trajectory, others) = chain.axis.scan(
         body, initial, chain.inputs, length=chain.length, unroll=unroll
     )
-    rest = iter(own)
+    rest = iter(others)
     return last, trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
 
 
@@ -184,8 +184,8 @@ def run_in_segments(
     @partial(jax.checkpoint, prevent_cse=False)
     def segment(state: Leaves, part: tuple[Array, Leaves], captured: Leaves) -> Any:
         index, inputs = part
-        here = dataclasses.replace(chain, inputs=inputs, captured=captured, length=len(index))
-        last, states, outputs = run_loop(here, state)
+        steps = dataclasses.replace(chain, inputs=inputs, captured=captured, length=len(index))
+        last, states, outputs = run_loop(steps, state)
         return last, (states, outputs)
 
     parts = jnp.arange(chain.length, dtype=jnp.int32), chain.inputs

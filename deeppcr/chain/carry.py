@@ -91,9 +91,9 @@ class Carry:
         if not indices:
             return self
         count, sources = len(self.kinds), frozenset[int]().union(*_sources(step, indices))
-        read = tuple(i for i in range(len(inputs)) if count + i in sources)
-        arrays = lax.stop_gradient((captured, self.initial, [inputs[i] for i in read]))
-        static = step, indices, read, length, reverse
+        inputs_read = tuple(i for i in range(len(inputs)) if count + i in sources)
+        arrays = lax.stop_gradient((captured, self.initial, [inputs[i] for i in inputs_read]))
+        static = step, indices, inputs_read, length, reverse
         last, before = compiled_once(_run_ahead, static, *arrays)
         return dataclasses.replace(self, before=before, last=last)
 
@@ -219,19 +219,19 @@ def _run_ahead(
 
     ``static``: the step, the indices, those of the ``inputs``, L, and whether the first is last.
     """
-    step, indices, read, length, reverse = static
+    step, indices, inputs_read, length, reverse = static
     variables, count = step.jaxpr.invars, step.states
-    wanted = [step.jaxpr.outvars[i] for i in indices]
+    results = [step.jaxpr.outvars[i] for i in indices]
     driven = [variables[i] for i in indices]
-    known = dict(zip(step.jaxpr.constvars, captured, strict=True))
+    values = dict(zip(step.jaxpr.constvars, captured, strict=True))
     # The results are proven not to depend on the rest.
-    known |= dict(zip(variables[:count], initial, strict=True))
-    known |= {v: like(jnp.zeros(v.aval.shape, v.aval.dtype), v.aval) for v in variables[count:]}
+    values |= dict(zip(variables[:count], initial, strict=True))
+    values |= {v: like(jnp.zeros(v.aval.shape, v.aval.dtype), v.aval) for v in variables[count:]}
 
     def body(state: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
         now = dict(zip(driven, state, strict=True))
-        now |= dict(zip([variables[count + i] for i in read], xs, strict=True))
-        return evaluate(step.jaxpr, known | now, wanted), state
+        now |= dict(zip([variables[count + i] for i in inputs_read], xs, strict=True))
+        return evaluate(step.jaxpr, values | now, results), state
 
     return lax.scan(body, [initial[i] for i in indices], inputs, length, reverse)
 

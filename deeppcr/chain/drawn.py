@@ -81,9 +81,9 @@ def _drawing(step: Step) -> Program:
     rest = [each for each in program.eqns if drawn.isdisjoint(each.outvars)]
     numbers = [x for x in read_by(rest, program.outvars) if x in drawn]
     first = needed(program, (), numbers)
-    read = read_by(first)
-    constants = [x for x in program.constvars if x in read]
-    inputs = [x for x in program.invars[step.states :] if x in read]
+    variables = read_by(first)
+    constants = [x for x in program.constvars if x in variables]
+    inputs = [x for x in program.invars[step.states :] if x in variables]
     return Program(constants, inputs, first, numbers)
 
 

@@ -120,8 +120,8 @@ def _chosen(program: Program, states: int) -> list[Any]:
     From what the tangents of a step read, its equations are followed back to what is there anyway:
     states, inputs, constants, and what follows from the last two, which is computed at once.
     """
-    moved = moved_by(program, program.invars[:states])
-    results = [y for each in program.eqns for y in each.outvars if y in moved]
+    following = moved_by(program, program.invars[:states])
+    results = [y for each in program.eqns for y in each.outvars if y in following]
     keys = jax.dtypes.extended
     of_state = [y for y in results if not jax.dtypes.issubdtype(y.aval.dtype, keys)]
     tangents, values = _tangents(program, states, of_state)
@@ -139,8 +139,8 @@ def _chosen(program: Program, states: int) -> list[Any]:
         candidates.difference_update(*unequal)
     primals = len(program.invars) + len(program.constvars)
     kept = _together(sources, _read(tangents, primals, variables))
-    made = (y for each in tangents.eqns for y in each.outvars)
-    return [variables[value] for value in made if value in kept]
+    computed = (y for each in tangents.eqns for y in each.outvars)
+    return [variables[value] for value in computed if value in kept]
 
 
 def _sources(
@@ -164,8 +164,8 @@ def _sources(
 
 def _together(sources: Mapping[Any, frozenset[Any]], variables: Collection[Any]) -> frozenset[Any]:
     """The values to keep, from which to compute all of these variables."""
-    known = [sources[x] for x in variables if x in sources]
-    return frozenset[Any]().union(*known)
+    values = [sources[x] for x in variables if x in sources]
+    return frozenset[Any]().union(*values)
 
 
 def _is_cheap(equation: Any) -> bool:
@@ -188,20 +188,22 @@ def _unequal(
     """The kept values that follow from what is computed again for the operands of an equation."""
     operands = list(read_by([equation]))
     kept = _together(sources, operands)
-    again = [y for each in needed(tangents, kept, operands) for y in each.outvars if y in by_state]
-    return kept & moved_by(tangents, again)
+    computed = [
+        y for each in needed(tangents, kept, operands) for y in each.outvars if y in by_state
+    ]
+    return kept & moved_by(tangents, computed)
 
 
 def _read(tangents: Program, primals: int, values: Collection[Any]) -> set[Any]:
     """What the equations of tangents read besides tangents; ``values`` are none of these."""
     moving = set(tangents.invars[primals:])
-    read = set[Any]()
+    variables = set[Any]()
     for equation in tangents.eqns:
         atoms = set(filterfalse(is_literal, equation.invars))
         if moving & atoms:
             moving.update(filterfalse(values.__contains__, equation.outvars))
-            read |= atoms - moving
-    return read
+            variables |= atoms - moving
+    return variables
 
 
 def _tangents(
@@ -218,8 +220,8 @@ def _tangents(
 
     def run(primals: Leaves, tangents: Leaves) -> tuple[Leaves, Leaves]:
         def step(*moving: Any) -> tuple[Leaves, Leaves]:
-            known = dict(zip(variables, combine(primals, moves, moving), strict=True))
-            results = interpret(program, known, [*program.outvars, *of_state], bind)
+            values_of = dict(zip(variables, combine(primals, moves, moving), strict=True))
+            results = interpret(program, values_of, [*program.outvars, *of_state], bind)
             return partition(results[: len(ends)], ends), results[len(ends) :]
 
         _, t, values = jax.jvp(step, partition(primals, moves), tangents, has_aux=True)
@@ -230,6 +232,6 @@ def _tangents(
     count = sum(ends)
     tangents = both._replace(outvars=both.outvars[:count])
     tangents = tangents._replace(eqns=live_equations(tangents))
-    made = {y for each in tangents.eqns for y in each.outvars}
+    computed = {y for each in tangents.eqns for y in each.outvars}
     pairs = zip(of_state, both.outvars[count:], strict=True)
-    return tangents, {y: value for y, value in pairs if not is_literal(value) and value in made}
+    return tangents, {y: value for y, value in pairs if not is_literal(value) and value in computed}

@@ -237,8 +237,8 @@ class Step:
     ) -> Leaves:
         """The next state, without computing the outputs; ``replace`` as in `evaluate`."""
         known = self._known(state, inputs, captured)
-        wanted = self.evaluated.outvars[: self.states]
-        return evaluate(self.evaluated, known, wanted, replace, self._at_once)
+        results = self.evaluated.outvars[: self.states]
+        return evaluate(self.evaluated, known, results, replace, self._at_once)
 
     def kept_of(self, inputs: Leaves) -> Leaves:
         """The values that are kept, among the inputs."""

@@ -83,11 +83,11 @@ def is_small_residual(chain: TracedChain) -> bool:
     200 for s = 1 (layers of tanh, relu and normalised gelu, L = 64 to 1024).
     """
     program, states = chain.step.jaxpr, chain.step.states
-    made = {id(end): each for each in program.eqns for end in each.outvars}
+    equation_of = {id(end): each for each in program.eqns for end in each.outvars}
 
     def operands(name: str, result: Any) -> list[Any]:
-        by = made.get(id(result))
-        return by.invars if by and by.primitive.name == name else []
+        equation = equation_of.get(id(result))
+        return equation.invars if equation and equation.primitive.name == name else []
 
     def scale(state: Any, end: Any) -> float:
         added = operands("add", end)

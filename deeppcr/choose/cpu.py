@@ -79,8 +79,8 @@ def reads_little(chain: TracedChain) -> bool:
     if chain.length * state < STATES:
         return False
     # Those of these operations are kept; inside a `jax.checkpoint` none are.
-    known = [each for each in step.jaxpr.eqns if primitive(each).transcendental]
-    least = sum(nbytes(each.outvars[0]) for each in known)
+    transcendental = [each for each in step.jaxpr.eqns if primitive(each).transcendental]
+    least = sum(nbytes(each.outvars[0]) for each in transcendental)
     return least <= PART * state and step.bytes_kept_by_jax <= PART * state
 
 

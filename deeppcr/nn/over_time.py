@@ -102,7 +102,7 @@ def recur(
 def _last_valid(initial: Any, carries: Any, lengths: Array) -> Any:
     """The carry after the last valid entry of each sequence; the initial one without any."""
 
-    def chosen(path: Any, before: Any, after: Array) -> Array:
+    def of_leaf(path: Any, before: Any, after: Array) -> Array:
         before = jnp.asarray(before, after.dtype)
         if before.shape[: lengths.ndim] != lengths.shape:
             raise ValueError(
@@ -111,17 +111,17 @@ def _last_valid(initial: Any, carries: Any, lengths: Array) -> Any:
                 "sequence has a last carry of its own."
             )
         index = lengths.reshape(lengths.shape + (1,) * (before.ndim - lengths.ndim))
-        found = jnp.take_along_axis(after, jnp.maximum(index - 1, 0)[None], axis=0)[0]
-        return jnp.where(index > 0, found, before)
+        last = jnp.take_along_axis(after, jnp.maximum(index - 1, 0)[None], axis=0)[0]
+        return jnp.where(index > 0, last, before)
 
-    return jax.tree_util.tree_map_with_path(chosen, initial, carries)
+    return jax.tree_util.tree_map_with_path(of_leaf, initial, carries)
 
 
 def _batch_axes(carry: Any, batch: tuple[int, ...]) -> int:
     """The number of leading axes that all floating leaves of a carry share with the batch."""
-    found = len(batch)
+    count = len(batch)
     for leaf in jax.tree.leaves(carry):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            while jnp.shape(leaf)[:found] != batch[:found]:
-                found -= 1
-    return found
+            while jnp.shape(leaf)[:count] != batch[:count]:
+                count -= 1
+    return count

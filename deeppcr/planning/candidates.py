@@ -88,14 +88,14 @@ def _shape(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.result_type(x))
 
 
-def _each_once(found: Sequence[Candidate]) -> list[Candidate]:
-    names = [one.name for one in found]
-    return [one for i, one in enumerate(found) if one.name not in names[:i]]
+def _each_once(candidates: Sequence[Candidate]) -> list[Candidate]:
+    names = [one.name for one in candidates]
+    return [one for i, one in enumerate(candidates) if one.name not in names[:i]]
 
 
-def baseline(found: Sequence[Candidate]) -> Candidate:
+def baseline(candidates: Sequence[Candidate]) -> Candidate:
     """`jax.lax.scan`, with jax's own derivative."""
-    return next(one for one in found if one.method is None)
+    return next(one for one in candidates if one.method is None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,14 +119,14 @@ class Instance:
     @cached_property
     def traced(self) -> TracedChain:
         """The chain, traced once, with shapes alone."""
-        found, length = list[TracedChain](), int(self.chain.length or 0)
+        chains, length = list[TracedChain](), int(self.chain.length or 0)
 
         def trace(state: Any, inputs: Any) -> None:
             chain = trace_chain(self.f, state, inputs, length, self.batch_ndim, self.name)
-            found.append(chain.abstract)
+            chains.append(chain.abstract)
 
         jax.eval_shape(trace, self.state, self.chain.inputs)
-        if not found[0].initial:
+        if not chains[0].initial:
             leaves = ", ".join(map(describe, jax.tree.leaves(self.state)))
             raise TypeError(
                 f"{self.name} has {f'the leaves {leaves}' if leaves else 'no leaves'}, expected a "
@@ -134,7 +134,7 @@ class Instance:
             )
         if not length:
             raise ValueError("the chain has 0 steps, expected 1 or more: there is nothing to plan.")
-        return found[0]
+        return chains[0]
 
     @cached_property
     def weights(self) -> list[Any]:

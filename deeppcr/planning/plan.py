@@ -128,11 +128,11 @@ class Plan:
         return f"{folded(head, max(map(len, self.found)) + 2)}\n\n{folded(body, 52)}"
 
 
-def _rows(found: Sequence[Candidate]) -> list[tuple[str, ...]]:
+def _rows(candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
     """The chosen candidate first, then the fastest; each beside the sequential program."""
-    chosen, plain = found[0], baseline(found)
+    chosen, plain = candidates[0], baseline(candidates)
     rows: list[tuple[str, ...]] = []
-    for one in sorted(found, key=lambda one: (one is not chosen, one.seconds)):
+    for one in sorted(candidates, key=lambda one: (one is not chosen, one.seconds)):
         faster, why = ("", "") if one is plain else _verdict(one, plain)
         if one is chosen:  # predicted slower, it is chosen for its measured times
             faster, why = "chosen", why if faster == "faster" else ""
@@ -246,8 +246,8 @@ def plan(
         methods += [newton] * bool(tried or iterations or "newton" in rule.seconds)
     adjoint = choose_adjoint(chain, chosen, platform)
     forward, gradient = (
-        [_predicted(instance, each, model, number) for each in found]
-        for found in instance.candidates(methods, adjoint.option)
+        [_predicted(instance, each, model, number) for each in candidates]
+        for candidates in instance.candidates(methods, adjoint.option)
     )
     because, for_adjoint = "the method that is asked for", str(adjoint)
     if isinstance(option, Auto):
@@ -255,7 +255,7 @@ def plan(
         gradient, for_adjoint = _without_doubt(gradient, for_adjoint, forward[0].method)
     structure = find_structure(step, layout)
     batch = f", a batch of {layout.batch_size}" if layout.batch_shape else ""
-    found = {
+    facts = {
         "chosen": _promise(forward, [] if step.not_differentiable else gradient, source),
         "because": because,
         "adjoint": for_adjoint,
@@ -263,13 +263,13 @@ def plan(
         "structure": str(structure),
     }
     if for_adjoint == because:  # an obstacle
-        del found["adjoint"]
+        del facts["adjoint"]
     elif platform == "cpu" and not (tried or left_to_jax(chain)):
-        found["kept"] = kept_by(gradient[0].adjoint, chain)
+        facts["kept"] = kept_by(gradient[0].adjoint, chain)
     if any(isinstance(each, Newton) for each in methods):
         kind = "exact: Newton's" if linear.is_exact else "not exact: a quasi-Newton"
         at_once = "all" if linear.window == steps else str(linear.window)
-        found |= {
+        facts |= {
             "linearize": f"{linear.linearization} ({kind} method)",
             "blocks": f"{linear.window * nbytes:,} bytes",
             "window": f"{at_once} steps at once" + (linear.reason and f": {linear.reason}"),
@@ -278,38 +278,38 @@ def plan(
     ours, plain = gradient[0].cost.program, baseline(gradient).cost.program
     if platform in ("cpu", "tpu"):
         numbers = compiled(ours, platform), compiled(plain, platform)
-        found["compiles"] = "{} kernels of a gradient; jax.lax.scan {}".format(*numbers)
+        facts["compiles"] = "{} kernels of a gradient; jax.lax.scan {}".format(*numbers)
     if platform == "cpu" and instance.name == "x" and not isinstance(program, Repeated):
-        found["note"] = OF_LIST
+        facts["note"] = OF_LIST
     elif platform == "cuda" and (why := obstacle()):
-        found["note"] = why
+        facts["note"] = why
     elif platform == "tpu" and tpu_seconds(ours) > LONG:
-        found["note"] = SLOW
+        facts["note"] = SLOW
     if sharding:
         each = -(-steps // sharding.size)
-        found["devices"] = f"{sharding.size} along {sharding.mesh_axis!r}, up to {each} steps each"
-    found["device"] = model.name
-    return Plan(structure, linear, model, found, forward, gradient)
+        facts["devices"] = f"{sharding.size} along {sharding.mesh_axis!r}, up to {each} steps each"
+    facts["device"] = model.name
+    return Plan(structure, linear, model, facts, forward, gradient)
 
 
 def _without_doubt(
-    found: list[Candidate], why: str, method: Method | None = None
+    candidates: list[Candidate], why: str, method: Method | None = None
 ) -> tuple[list[Candidate], str]:
     """The candidates, a loop that is surely faster than what "auto" takes before it; and why.
 
     ``method``: of the one to take, if it is known.
     """
-    loops = [one for one in found if isinstance(one.method, Sequential)]
+    loops = [one for one in candidates if isinstance(one.method, Sequential)]
     best = min(
         (one for one in loops if method in (None, one.method)),
         key=lambda one: one.seconds,
-        default=found[0],
+        default=candidates[0],
     )
-    if best.seconds * ERROR >= found[0].seconds:
-        return found, why
-    gain = _digits(found[0].seconds / best.seconds)
-    others = [one for one in found if one is not best]
-    return [best, *others], f'predicted {gain}x as fast as "auto", which takes {found[0].name}'
+    if best.seconds * ERROR >= candidates[0].seconds:
+        return candidates, why
+    gain = _digits(candidates[0].seconds / best.seconds)
+    others = [one for one in candidates if one is not best]
+    return [best, *others], f'predicted {gain}x as fast as "auto", which takes {candidates[0].name}'
 
 
 def _promise(forward: Sequence[Candidate], gradient: Sequence[Candidate], source: str) -> str:
@@ -361,9 +361,9 @@ def _sample(instance: Instance, method: Newton, block: int, shards: int) -> tupl
         number = iterations + round(math.log2(times) / 2)
     else:
         number = math.ceil(iterations * times)
-    found = "from the whole chain" if steps == length else f"from its first {steps} steps"
+    source = "from the whole chain" if steps == length else f"from its first {steps} steps"
     if prefix < steps:
-        found = f"{prefix} of {steps} states converge in {iterations} iterations"
+        source = f"{prefix} of {steps} states converge in {iterations} iterations"
     if not math.isnan(rate):
-        found += f"; differences {'grow' if rate > 0 else 'decay'} at {rate:+.3g} a step"
-    return min(max(1, number), length + 1), found
+        source += f"; differences {'grow' if rate > 0 else 'decay'} at {rate:+.3g} a step"
+    return min(max(1, number), length + 1), source

@@ -70,8 +70,8 @@ def tune(
     if not chain.obstacle and not chain.step.not_differentiable:
         methods.append(Newton())
     rows: list[tuple[str, ...]] = []
-    for name, found in zip(("forward", "gradient"), instance.candidates(methods), strict=True):
-        timed = _timed(instance, found)
+    for name, candidates in zip(("forward", "gradient"), instance.candidates(methods), strict=True):
+        timed = _timed(instance, candidates)
         plain = baseline(timed).seconds
         rows += [(name,)] if rows else []
         for one in timed:
@@ -81,11 +81,11 @@ def tune(
     return next((one.method, one.adjoint) for one in timed if one.method)
 
 
-def _timed(instance: Instance, found: list[Candidate]) -> list[Candidate]:
+def _timed(instance: Instance, candidates: list[Candidate]) -> list[Candidate]:
     """The fastest first, each with its minimum of several interleaved calls."""
-    arguments, least = instance.arguments, [math.inf] * len(found)
+    arguments, least = instance.arguments, [math.inf] * len(candidates)
     compiled, compiling = [], list[float]()
-    for one in found:
+    for one in candidates:
         start = time.perf_counter()
         compiled.append(jax.jit(instance.program(one)).lower(*arguments).compile())
         compiling.append(time.perf_counter() - start)
@@ -97,6 +97,6 @@ def _timed(instance: Instance, found: list[Candidate]) -> list[Candidate]:
             least[i] = min(least[i], time.perf_counter() - start)
         if k >= LEAST_CALLS and time.perf_counter() > end:
             break
-    numbers = zip(found, least, compiling, strict=True)
+    numbers = zip(candidates, least, compiling, strict=True)
     timed = (dataclasses.replace(one, seconds=t, compiling=first) for one, t, first in numbers)
     return sorted(timed, key=lambda one: one.seconds)
