@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from deeppcr.adjoint import Adjoint
-from deeppcr.api import forward, scan, solve
+from deeppcr.api import scan, solve
 from deeppcr.bidiagonal import solve_bidiagonal
 from deeppcr.chain.chain import Chain
 from deeppcr.choose import Auto
@@ -24,10 +24,14 @@ from deeppcr.linearize import BlockDiagonal, Clipped, Diagonal, Linearization, S
 from deeppcr.newton import Coarse, Newton
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.damping import TrustRegion
-from deeppcr.planning import Plan, plan, tune
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import Sharded
 from deeppcr.solution import NotConverged, Result, Solution, SolvedBy, Stats
+
+# isort: split
+# Lists of layers are built on the names above; `plan` and `tune` read chains and lists of layers.
+from deeppcr.layers.forward import forward
+from deeppcr.planning import Plan, plan, tune
 
 # isort: split
 # Rooms that are built on the names above, and on `deeppcr.extend`: see docs/design.md.

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from deeppcr import forward
 from deeppcr.extend import check_type
 from deeppcr.layers import Repeated, repeated
+from deeppcr.layers.forward import forward
 from deeppcr.layers.repeated import STATIC
 
 

@@ -1,17 +1,14 @@
-"""The public functions `scan`, `solve` and `forward`. They check arguments before compilation."""
+"""The public functions `scan` and `solve`. They check arguments before compilation."""
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from itertools import compress
 from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import keystr, tree_leaves_with_path
 
 from deeppcr.adjoint import Adjoint, Autodiff
-from deeppcr.arrays.state import check_batch
 from deeppcr.axis import LOCAL
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_carry, with_outputs
@@ -20,20 +17,16 @@ from deeppcr.checks import (
     check_type,
     describe,
     is_raised_here,
-    leaves_as_arrays,
     unknown_keyword,
 )
 from deeppcr.choose import (
     AdjointOption,
     Auto,
     MethodOption,
-    always_loops,
     find_adjoint,
     find_method,
 )
-from deeppcr.layers import FEW_LAYERS, Repeated, Segment, apply_layers, call_layers, listed
 from deeppcr.linear import LinearSolver
-from deeppcr.lower import is_eager
 from deeppcr.newton import Newton
 from deeppcr.newton.guess import users_guess
 from deeppcr.newton.tolerance import is_number, tolerances
@@ -190,111 +183,6 @@ def solve(
     steps = None if jax.tree.leaves(chain.inputs) else length
     value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, steps)
     return Solution.of(value, trajectory, _plainly((value, trajectory), chosen, length)[1])
-
-
-def forward(
-    layers: Any,
-    x: Any,
-    *,
-    method: str | MethodOption = "auto",
-    adjoint: str | LinearSolver | Adjoint = "auto",
-    batch_ndim: int | None = None,
-    **unknown: Never,
-) -> Any:
-    """Apply layers one after another: ``for layer in layers: x = layer(x)``.
-
-    Every layer is traced once, in order, as `jax.jit` traces the loop. Consecutive layers whose
-    programs differ in nothing but the arrays that they read are stacked and solved as one chain;
-    arrays that are one object in all of them are not copied. So are layers that repeat with a
-    period (`Linear`, `relu`, `Linear`, `relu`, ...). Every other layer runs on its own, and so does
-    a layer with side effects (`jax.debug.print`). A layer that cannot be traced alone is called in
-    its turn, after what comes before it: one that changes itself when called (batch statistics,
-    random counters), that changes in place what it takes, or that needs values.
-    `deeppcr.layers.describe` shows which layers form a chain. As under `jax.jit`, a layer must not
-    leave a traced array in an object that jax does not know, catch the error that asking for a
-    value raises, or do another thing if its argument is traced.
-
-    On a CPU, a list without further arguments is called as the loop, outside `jax.jit` and if it is
-    short. Under `jax.jit` it is compiled as quickly as possible, because arrays that are passed and
-    returned one by one take more time than any method saves: a chain of many operations runs as
-    `jax.lax.scan`. For the fastest steps, stack the layers once, before training:
-    ``deeppcr.stack(layers)``.
-
-    Args:
-        layers: a list of layers: callables ``layer(x) -> x`` (functions, methods, partials, jitted
-            functions, flax nnx, bound flax linen and equinox modules, other pytrees), or pairs
-            ``(apply, params)``; or ``(apply, [params, ...])``, a ``Sequential`` of flax or equinox,
-            ``deeppcr.stack(layers)``, or a `Chain` of layers already stacked.
-        x: the input of the first layer: an array ``[*batch, ...]``, or a pytree of arrays.
-        method: as in `scan`.
-        adjoint: as in `scan`.
-        batch_ndim: the number of leading batch axes of ``x``. None: 0 if the input of a chain of
-            layers is a vector or a scalar, else 1.
-        **unknown: not used; the error names the closest argument.
-
-    Returns:
-        the output of the last layer.
-
-    Raises:
-        TypeError: ``layers`` is not a list of layers, or one of them is not callable.
-        ValueError: a name is unknown.
-
-    Example:
-        >>> weights = [0.1 * jnp.eye(3), 0.2 * jnp.eye(3), 0.3 * jnp.eye(3)]
-        >>> layers = [jax.tree_util.Partial(jnp.matmul, w) for w in weights]
-        >>> deeppcr.forward(layers, jnp.ones(3))
-        Array([0.006, 0.006, 0.006], dtype=float32)
-    """
-    if unknown:
-        raise unknown_keyword(forward, unknown)
-    find_method(method)  # check names even if no layers form a chain
-    find_adjoint(adjoint)
-    is_quick = always_loops(method, adjoint)
-    options: dict[str, Any] = {"method": method, "adjoint": adjoint}
-
-    def checked(x: Any) -> int:
-        """The batch axes of the input of a chain."""
-        axes = vector_batch(x) if batch_ndim is None else batch_ndim
-        _check_input(x, axes)
-        return axes
-
-    def solved(segment: Segment, x: Any) -> Any:
-        axes = checked(x)
-        if is_quick and segment.is_short:
-            return segment.one_by_one(x)
-        run = segment.stacked()
-        if is_quick and not is_eager(run.inputs):
-            return run.scan(x)
-        return solve(_chain_of(run), x, batch_ndim=axes, **options).value
-
-    if isinstance(layers, Repeated):
-        layers.check(x)
-        layers = _chain_of(layers)
-    if isinstance(layers, Chain):
-        return solve(layers, x, batch_ndim=checked(x), **options).value
-    given = listed(layers)
-    if is_quick and (len(given) <= FEW_LAYERS or is_eager([jnp.zeros(())])):
-        if batch_ndim is not None:
-            checked(x)
-        return call_layers(given, x)
-    return apply_layers(given, x, solved, is_quick)
-
-
-def _chain_of(layers: Repeated) -> Chain:
-    return Chain(layers.step, layers.inputs, layers.length)
-
-
-def vector_batch(x: Any) -> int:
-    """1 if every array has at least two axes, else 0: the default of ``batch_ndim``."""
-    return min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
-
-
-def _check_input(x: Any, batch_ndim: int) -> None:
-    """Check the input of a chain of layers by its own name; to `solve` it would be ``z0``."""
-    leaves = leaves_as_arrays("x", x)
-    names = [f"x{keystr(path)}" for path, _ in tree_leaves_with_path(x)]
-    floating = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
-    check_batch(list(compress(leaves, floating)), list(compress(names, floating)), batch_ndim, "x")
 
 
 def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:

@@ -2,7 +2,8 @@
 
 The functions that run chains are in `deeppcr` itself. Here is what a new recipe needs beside them:
 checks whose messages name the argument, options by name, the type of what one step reads, and
-programs whose constants are operands. `deeppcr.diffusion`, `deeppcr.nn`, `deeppcr.triangular` and
+programs: their constants as operands, what tells two of them apart, and their side effects.
+`deeppcr.diffusion`, `deeppcr.nn`, `deeppcr.layers` with `deeppcr.forward`, `deeppcr.triangular` and
 the recipes are made of these and of the public names, and of nothing else.
 
 Example:
@@ -15,8 +16,8 @@ Example:
     Array(1., dtype=float32)
 """
 
-from deeppcr.arrays.avals import like, of_step, varying_axes
-from deeppcr.arrays.state import combine, floating, partition
+from deeppcr.arrays.avals import abstract, like, of_step, varying_axes
+from deeppcr.arrays.state import check_batch, combine, floating, partition
 from deeppcr.checks import (
     as_array,
     check_count,
@@ -24,20 +25,28 @@ from deeppcr.checks import (
     check_type,
     describe,
     did_you_mean,
+    folded,
     leaves_as_arrays,
     named_after,
     suggests_arguments,
+    unknown_keyword,
 )
-from deeppcr.choose import AdjointOption, MethodOption, find_adjoint, find_method
+from deeppcr.choose import AdjointOption, MethodOption, always_loops, find_adjoint, find_method
 from deeppcr.linear import LinearSolver
+from deeppcr.lower import is_eager, stack_rows
 from deeppcr.programs.calls import with_operands
+from deeppcr.programs.effects import side_effects
+from deeppcr.programs.signature import signature
 from deeppcr.solution import is_right
 
 __all__ = [
     "AdjointOption",
     "LinearSolver",
     "MethodOption",
+    "abstract",
+    "always_loops",
     "as_array",
+    "check_batch",
     "check_count",
     "check_tolerance",
     "check_type",
@@ -47,13 +56,19 @@ __all__ = [
     "find_adjoint",
     "find_method",
     "floating",
+    "folded",
+    "is_eager",
     "is_right",
     "leaves_as_arrays",
     "like",
     "named_after",
     "of_step",
     "partition",
+    "side_effects",
+    "signature",
+    "stack_rows",
     "suggests_arguments",
+    "unknown_keyword",
     "varying_axes",
     "with_operands",
 ]

@@ -52,7 +52,10 @@ def float32_or_better(*dtypes: Any) -> Any:
 
 
 def check_batch(state: Leaves, names: Sequence[str], batch_ndim: int, name: str) -> None:
-    """Raise unless all leaves have the same ``batch_ndim`` leading axes."""
+    """Raise unless all leaves have the same ``batch_ndim`` leading axes.
+
+    ``names``: those of the leaves, ``name``: of the state, in messages.
+    """
     if not isinstance(batch_ndim, int) or batch_ndim < 0:
         raise ValueError(f"batch_ndim is {describe(batch_ndim)}, expected an integer >= 0.")
     batches = {}

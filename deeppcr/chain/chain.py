@@ -25,7 +25,6 @@ from deeppcr.chain.obstacles import Obstacle, find_obstacle
 from deeppcr.chain.step import Extended, Step
 from deeppcr.chain.trace import trace
 from deeppcr.checks import check_type, describe, leaves_as_arrays, named_after, no_array
-from deeppcr.layers import repeated
 from deeppcr.lower import each
 from depth.jaxprs import vary
 
@@ -135,8 +134,11 @@ class Chain:
             >>> chain.length
             5
         """
-        run = repeated(layers, x)
-        return cls(run.step, run.inputs, run.length)
+        # Lists of layers are read by a room that is built on chains: imported when it is called.
+        from deeppcr import stack
+
+        stacked = stack(layers, x)
+        return cls(stacked.step, stacked.inputs, stacked.length)
 
 
 @partial(

@@ -48,7 +48,10 @@ class Choice(NamedTuple):
 
 
 def always_loops(method: Any, adjoint: Any) -> bool:
-    """Whether a loop computes the states of every chain, and its derivative."""
+    """Whether a loop computes the states of every chain, and its derivative.
+
+    It does where nobody asks for more than "auto", and programs run on CPUs alone.
+    """
     return (method, adjoint) == ("auto", "auto") and lower.platforms() == ("cpu",)
 
 

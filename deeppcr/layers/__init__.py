@@ -1,13 +1,10 @@
 """From a list of layers to chains of equal layers."""
 
-from deeppcr.layers.reading import is_sequential, listed
+from deeppcr.layers.forward import vector_batch
+from deeppcr.layers.reading import is_sequential
 from deeppcr.layers.repeated import Repeated
 from deeppcr.layers.segments import (
-    FEW_LAYERS,
     Description,
-    Segment,
-    apply_layers,
-    call_layers,
     describe,
     describe_segments,
     repeated,
@@ -15,18 +12,14 @@ from deeppcr.layers.segments import (
 )
 
 __all__ = [
-    "FEW_LAYERS",
     "Description",
     "Repeated",
-    "Segment",
-    "apply_layers",
-    "call_layers",
     "describe",
     "describe_segments",
     "is_sequential",
-    "listed",
     "repeated",
     "segments_of",
+    "vector_batch",
 ]
 
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from deeppcr.arrays.avals import abstract
-from deeppcr.checks import describe
+from deeppcr.extend import abstract, describe, side_effects, signature, with_operands
 from deeppcr.layers.parts import (
     ARRAY,
     LayerCode,
@@ -22,9 +21,6 @@ from deeppcr.layers.parts import (
     is_stateful,
     take_apart,
 )
-from deeppcr.programs.calls import with_operands
-from deeppcr.programs.effects import side_effects
-from deeppcr.programs.signature import signature
 from depth.jaxprs import equations, without_constants
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.arrays.avals import of_step
+from deeppcr import Chain
+from deeppcr.extend import of_step, stack_rows
 from deeppcr.layers.parts import LayerCode, build, changes, take_apart
 from deeppcr.layers.reading import shape_of, trace_layer
-from deeppcr.lower import stack
 
 STATIC = ["code", "shared", "length"]
 
@@ -43,9 +43,14 @@ class Repeated:
         """The arrays that differ from step to step."""
         return [x for x, shared in zip(self.arrays, self.shared, strict=True) if not shared]
 
+    @property
+    def chain(self) -> Chain:
+        """The same as a chain, whose inputs are those arrays."""
+        return Chain(self.step, self.inputs, self.length)
+
     def step(self, x: Any, own: Sequence[Any]) -> Any:
         """One step, with its ``own`` slices of `inputs`."""
-        for layer in self._layers(own):
+        for layer in build(self.code.parts, self._arrays(own)):
             x = layer(x)
         return x
 
@@ -87,9 +92,6 @@ class Repeated:
             for own in steps
         )
         return [layer for layers, _ in built for layer in layers]
-
-    def _layers(self, own: Sequence[Any]) -> list[Any]:
-        return build(self.code.parts, self._arrays(own))
 
     def _arrays(self, own: Sequence[Any]) -> list[Any]:
         source, pairs = iter(own), zip(self.arrays, self.shared, strict=True)
@@ -147,7 +149,7 @@ def stack_layers(
 def _stack(columns: Sequence[Sequence[Any]]) -> list[Any]:
     """Columns of arrays of one type, stacked on a new axis 0; eagerly if none is traced."""
     if any(isinstance(x, jax.core.Tracer) for column in columns for x in column):
-        return list(map(stack, columns))
+        return list(map(stack_rows, columns))
     # One call, where `jnp.stack` is one for each array and the concatenation.
     with jax.ensure_compile_time_eval():
-        return list(map(jax.jit(stack), columns))
+        return list(map(jax.jit(stack_rows), columns))

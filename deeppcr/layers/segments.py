@@ -1,16 +1,14 @@
 """Segments of a list of layers: chains of equal layers, and single layers between them."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from deeppcr.arrays.avals import abstract
-from deeppcr.checks import folded
+from deeppcr.extend import abstract, folded
 from deeppcr.layers.parts import LayerCode, NotApart, take_apart
-from deeppcr.layers.reading import Layer, call, listed, read, shape_of, trace_copy, types_of
+from deeppcr.layers.reading import Layer, listed, shape_of, trace_copy, types_of
 from deeppcr.layers.repeated import Repeated, stack_layers
 from depth.report import table
 
@@ -20,11 +18,6 @@ ALONE = "no equal neighbour"
 # gradient of 128 MLPs compiles in 1.1 s for 2.2, of 256 in 2.2 for 3.1 (some 1,600 equations); of
 # 64 modules with 24 equations each in 2.2 for 1.8 (jax 0.10.2; 0.12 agrees; 2 cores).
 SHORT = 1536
-# Up to so many layers a list is its loop, and nothing is traced to find chains.
-FEW_LAYERS = 64
-# So many layers say whether a longer list is short: then the others are called, since tracing each
-# for itself takes longer than the loop: 256 small layers, 1.9 s for 1.0 (jax 0.12).
-SAMPLE = 8
 
 
 class Segment(NamedTuple):
@@ -44,11 +37,6 @@ class Segment(NamedTuple):
     length: int
     reason: str
 
-    @property
-    def is_short(self) -> bool:
-        """Whether its layers compile faster one by one."""
-        return sum(layer.size for layer in self.layers) <= SHORT
-
     def stacked(self) -> Repeated:
         """The chain."""
         return stack_layers([(layer.code, layer.arrays) for layer in self.layers], self.period)
@@ -58,6 +46,12 @@ class Segment(NamedTuple):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+def is_short(layers: Sequence[Layer], count: int | None = None) -> bool:
+    """Whether layers compile faster one by one: these, or ``count`` layers such as these."""
+    equations = sum(layer.size for layer in layers)
+    return equations * (count or len(layers)) <= SHORT * len(layers)
 
 
 class Described(NamedTuple):
@@ -193,56 +187,6 @@ def repeated(layers: Any, x: Any = None) -> Repeated:
         "changes the shape of the state; expected equal layers, or layers with a period, that "
         "return what they take. deeppcr.forward(layers, x) takes any."
     )
-
-
-def apply_layers(
-    layers: Sequence[Any], x: Any, solve: Callable[[Segment, Any], Any], is_quick: bool
-) -> Any:
-    """Apply ``layers`` to ``x``: chains by ``solve(segment, x)``, all others one by one.
-
-    The code of each layer runs once, when it is traced, in order. Tracing stops at a layer with
-    side effects, which later ones may observe, at one that changes itself or what it takes, and at
-    one that cannot be traced: the last two are called.
-
-    ``is_quick``: whether to call the layers of a list that compiles faster as its loop.
-    """
-    start = 0
-    while start < len(layers):
-        programs, called = _first_programs(layers[start:], x, is_quick)
-        for segment in segments(programs, start):
-            x = segment.one_by_one(x) if segment.reason else solve(segment, x)
-        start += len(programs)
-        for number, layer in enumerate(layers[start : start + called], start):
-            x = call(layer, x, number)
-        start += called
-    return x
-
-
-def _first_programs(layers: Sequence[Any], x: Any, is_quick: bool) -> tuple[list[Layer], int]:
-    """The programs of the first layers, and how many after these have to be called."""
-    programs = list[Layer]()
-    # The first layer may distinguish a numpy array from a traced one: it is called directly.
-    if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
-        return programs, 1
-    with suppress(Exception):  # the call may raise it, too
-        for layer in read(layers, x):
-            if layer.changes:
-                break
-            programs.append(layer)
-            if layer.acts:
-                return programs, 0
-            if is_quick and len(programs) == SAMPLE:
-                equations = sum(program.size for program in programs)
-                if equations * len(layers) <= SAMPLE * SHORT:
-                    return programs, len(layers) - SAMPLE
-    return programs, 1
-
-
-def call_layers(layers: Sequence[Any], x: Any) -> Any:
-    """Call ``layers`` one by one; an error names the index of its layer."""
-    for number, layer in enumerate(layers):
-        x = call(layer, x, number)
-    return x
 
 
 def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:

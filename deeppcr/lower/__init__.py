@@ -15,7 +15,7 @@ once are `each`. How they run is decided when jax lowers them, by the platform t
 from deeppcr.lower import cpu, gpu  # registers them
 from deeppcr.lower.cpu.factors_first import bounded
 from deeppcr.lower.cpu.one_function import is_left_to_xla
-from deeppcr.lower.cpu.pieces import split, stack
+from deeppcr.lower.cpu.pieces import split, stack_rows
 from deeppcr.lower.cpu.products import as_products, own_filters
 from deeppcr.lower.gpu.fused import (
     CannotFuse,
@@ -111,7 +111,7 @@ __all__ = [
     "scan_in_chunks",
     "split",
     "spread",
-    "stack",
+    "stack_rows",
     "steps_held",
     "steps_in_cache",
     "steps_per_test",

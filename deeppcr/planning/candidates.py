@@ -13,13 +13,19 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
-from deeppcr.api import solve, vector_batch
+from deeppcr.api import solve
 from deeppcr.arrays.state import combine, floating, partition
 from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_chain, with_outputs
 from deeppcr.chain.kept import keeping
 from deeppcr.checks import check_type, describe, named_after, no_array
 from deeppcr.choose import AdjointOption, Method, left_to_jax
-from deeppcr.layers import Repeated, describe_segments, is_sequential, segments_of
+from deeppcr.layers import (
+    Repeated,
+    describe_segments,
+    is_sequential,
+    segments_of,
+    vector_batch,
+)
 from deeppcr.programs.calls import is_jit_disabled, with_operands
 from deeppcr.sequential import Sequential
 from depth import Cost
@@ -268,8 +274,7 @@ def instance_of(
     if segment.start:
         state = jax.tree.map(_shape, segment.layers[0].takes)
     batch = vector_batch(state) if batch_ndim is None else batch_ndim
-    chain = Chain(run.step, run.inputs, run.length)
-    return Instance(chain, with_outputs(run.step), state, batch, "x")
+    return Instance(run.chain, with_outputs(run.step), state, batch, "x")
 
 
 def _check_arrays(name: str, tree: Any) -> None:

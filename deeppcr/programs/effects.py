@@ -193,7 +193,7 @@ def _may_be_forwards_only(equation: Any) -> bool:
 
 
 def side_effects(closed: Any) -> tuple[str, ...]:
-    """The side effects, by name: printing, callbacks, checks, mutable references.
+    """The side effects of a program, by name: printing, callbacks, checks, mutable references.
 
     Communication between devices is not a side effect.
     """

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.lower.cpu.pieces import join, split, stack
+from deeppcr.lower.cpu.pieces import join, split, stack_rows
 from tests.problems import assert_agree, normal
 
 ROWS = [normal(i, 2 if i % 2 else 1, 3) for i in range(4)]
@@ -40,7 +40,7 @@ def by_rows(stack):
 
 def test_derivatives_are_those_of_numpy():
     assert_agree(by(join), by(jnp.concatenate))
-    assert_agree(by_rows(stack), by_rows(jnp.stack))
+    assert_agree(by_rows(stack_rows), by_rows(jnp.stack))
 
 
 def test_what_does_not_move():

@@ -33,8 +33,8 @@ Sizes = tuple[int, ...]  # of the pieces
 
 
 # jax 0.10.2, 2 cores: 64 layers of 6 arrays, 0.4 s of compiling instead of 7.3 s.
-def stack(rows: Sequence[Any]) -> Array:
-    """`jnp.stack` on axis 0, of rows of one shape and dtype."""
+def stack_rows(rows: Sequence[Any]) -> Array:
+    """`jnp.stack` on axis 0, of rows of one shape and dtype; its gradient compiles faster."""
     shape = jnp.shape(rows[0])
     joined = join(rows if shape else [jnp.reshape(row, 1) for row in rows])
     return joined.reshape(len(rows), *shape)
