@@ -57,19 +57,6 @@ def linen_module() -> Any:
     return getattr(sys.modules.get("flax.linen"), "Module", ())
 
 
-def held_by(value: Any) -> tuple[Any, ...]:
-    """What functions have of their own: defaults, those by keyword, and what they close over.
-
-    Of a method and of a partial: its function, arguments, and arguments by keyword.
-    """
-    if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return value.__defaults__, tuple((value.__kwdefaults__ or {}).items()), *cells
-    if isinstance(value, types.MethodType):
-        return value.__func__, (value.__self__,), ()
-    return value.func, value.args, tuple(value.keywords.items())
-
-
 @dataclasses.dataclass(frozen=True)
 class LayerCode:
     """What equal layers share.
@@ -187,12 +174,14 @@ def _composite(value: Any) -> tuple[Hashable, Any, Any]:
         return kind, value.items(), kind
     if kind in (tuple, list):
         return kind, value, kind
-    if kind is types.MethodType or kind in PARTIALS:
-        return kind, held_by(value), partial(_bind, kind)
+    if kind is types.MethodType:
+        return kind, (value.__func__, (value.__self__,), {}), partial(_bind, kind)
+    if kind in PARTIALS:
+        return kind, (value.func, value.args, value.keywords), partial(_bind, kind)
     if kind is types.FunctionType and not (value.__dict__ or is_named(value)):
         code, space = value.__code__, value.__globals__
         make = partial(_define, code, space, value.__name__)
-        held = *held_by(value)[:2], *(value.__closure__ or ())
+        held = value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ())
         return (code, id(space)), held, make
     if kind is types.CellType:
         return kind, (value.cell_contents,), lambda held: types.CellType(*held)
@@ -220,14 +209,14 @@ def _value(value: Any, _: list[Any]) -> Any:
 def _bind(kind: Any, held: list[Any]) -> Any:
     """A method or a partial."""
     function, arguments, keywords = held
-    return kind(function, *arguments, **dict(keywords))
+    return kind(function, *arguments, **keywords)
 
 
 def _define(code: Any, space: dict[str, Any], name: str, held: list[Any]) -> Any:
     """A function."""
     defaults, keywords, *cells = held
     made = types.FunctionType(code, space, name, defaults, tuple(cells))
-    made.__kwdefaults__ = dict(keywords)
+    made.__kwdefaults__ = keywords
     return made
 
 

@@ -153,9 +153,8 @@ def trace_layer(layer: Callable[[Any], Any], x: Any) -> Layer:
 
 def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of an array or number, and whether it is weakly typed."""
-    dtype = leaf.dtype if isinstance(leaf, jax.Array) else jax.dtypes.result_type(leaf)
-    weak = getattr(leaf, "weak_type", isinstance(leaf, int | float | complex))
-    return jax.ShapeDtypeStruct(np.shape(leaf), dtype, weak_type=bool(weak))
+    aval = abstract(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def types_of(tree: Any) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import jax
 
 from deeppcr.extend import abstract, folded
 from deeppcr.layers.parts import LayerCode, NotApart, take_apart
-from deeppcr.layers.reading import Layer, listed, shape_of, trace_copy, types_of
+from deeppcr.layers.reading import Layer, listed, read, shape_of, types_of
 from deeppcr.layers.repeated import Repeated, stack_layers
 from depth.report import table
 
@@ -134,16 +134,14 @@ def segments_of(layers: Any, x: Any) -> list[Segment]:
     """See `describe`."""
     every = layers.layers() if isinstance(layers, Repeated) else listed(layers)
     x, programs = jax.tree.map(abstract, x), list[Layer]()
-    for number, layer in enumerate(every):
-        try:
-            program = trace_copy(layer, x)
-        except Exception as reason:
-            raise ValueError(
-                f"layers[{number}] cannot be traced alone: {reason}. deeppcr.forward calls it "
-                "directly, and traces later layers after that."
-            ) from reason
-        programs.append(program)
-        x = program.returns
+    try:
+        for program in read(every, x):
+            programs.append(program)
+    except Exception as reason:
+        raise ValueError(
+            f"layers[{len(programs)}] cannot be traced alone: {reason}. deeppcr.forward calls it "
+            "directly, and traces later layers after that."
+        ) from reason
     return segments(programs)
 
 
