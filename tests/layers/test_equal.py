@@ -373,6 +373,8 @@ UNLIKE = {
 @pytest.mark.parametrize("name", UNLIKE)
 def test_what_looks_alike_is_not_equal(name):
     same_as_loop(UNLIKE[name], **options(list(UNLIKE).index(name)))
+    with pytest.raises((TypeError, ValueError), match=r"layers\[\d\]"):
+        deeppcr.stack(UNLIKE[name]())
 
 
 def vjp_rule(scale):

@@ -23,13 +23,6 @@ def linears():
     return [eqx.nn.Linear(3, 3, key=key) for key in KEYS]
 
 
-def norms():
-    return [
-        eqx.tree_at(lambda m: m.weight, eqx.nn.LayerNorm(3), 1.0 + 0.1 * i + jnp.arange(3.0))
-        for i in range(N)
-    ]
-
-
 class Residual(eqx.Module):
     """A function, a number and a name among its fields, one of them static."""
 
@@ -43,12 +36,10 @@ class Residual(eqx.Module):
 
 
 LISTS = {
-    "linear": linears,
     "mlp": mlps,
     "mlp with lambdas": lambda: [
         m for key in KEYS for m in [eqx.nn.MLP(3, 3, 4, 1, lambda x: jnp.sin(x), key=key)]
     ],
-    "layer norm": norms,
     "residual": lambda: [Residual(m, jnp.tanh, 0.5) for m in linears()],
     "closures": lambda: [lambda x, m=m: m(x) for m in linears()],
 }

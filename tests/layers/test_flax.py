@@ -180,8 +180,6 @@ def test_stacks_of_what_changes_are_refused(chosen, words):
     with pytest.raises(ValueError, match=words):
         deeppcr.stack(blocks(**chosen), BATCH)
     with pytest.raises(ValueError, match=words):
-        deeppcr.Chain.from_layers(blocks(**chosen), BATCH)
-    with pytest.raises(ValueError, match=words):
         deeppcr.stack(blocks(**chosen))(BATCH)
     layers = blocks(mode="eval", **chosen)
     agree(deeppcr.stack(layers, BATCH)(BATCH), loop(layers, BATCH))
@@ -217,10 +215,7 @@ def bound(count=N, rngs=False, mutable=False, **fields):
 LINEN = {
     "bound": bound,
     "bound, statistics in evaluation": partial(bound, norm=True),
-    "bound, dropout in evaluation": partial(bound, rate=0.5),
-    "pairs": lambda: [(Linen().apply, v) for v in variables()],
     "apply and a list": lambda: (Linen().apply, variables()),
-    "partials": lambda: [partial(Linen().apply, v) for v in variables()],
     "closures": lambda: [lambda x, v=v: Linen().apply(v, x) for v in variables()],
 }
 

@@ -198,7 +198,6 @@ WRONG = {
     "fields": (lambda: [dense(0), dense(1, static="relu")], ValueError, r"layers\[1\]"),
     "a last one": (lambda: [*denses(3), jnp.sin], ValueError, r"layers\[3\]"),
     "shapes": (lambda: [dense(0), dense(1, 3, 4)], ValueError, r"layers\[1\]"),
-    "functions": (lambda: [jnp.sin, lambda x: x], ValueError, r"layers\[1\]"),
     "no layer": (lambda: [dense(0), 3], TypeError, r"layers\[1\]"),
     "no list": (lambda: 3, TypeError, "layers is 3"),
     "static arrays": (
