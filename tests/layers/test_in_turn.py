@@ -168,6 +168,20 @@ def a_cache():
 
 
 @odd
+def exceptions_that_are_caught():
+    seen = []
+
+    def layer(x):
+        try:  # noqa: SIM105
+            seen.append(float(x.sum()))
+        except Exception:
+            pass
+        return x * (1 + len(seen))
+
+    return [layer] * 3, lambda: seen
+
+
+@odd
 def code_that_asks_for_tracers():
     seen = []
 
@@ -177,6 +191,16 @@ def code_that_asks_for_tracers():
         return jnp.sin(x)
 
     return [layer] * 3, lambda: seen
+
+
+@odd
+def states_changed_in_place():
+    def layer(state):
+        state["a"] = jnp.sin(state["a"])
+        return state
+
+    given = {"a": X}
+    return [lambda x: given, layer, layer], lambda: given
 
 
 @odd
@@ -247,11 +271,13 @@ def random_numbers_that_modules_share():
     return [nnx.Dropout(0.5, rngs=rngs) for _ in range(4)], lambda: rngs.default.count[...]
 
 
+# As under jax.jit: these run as the loop if no method is named, and only then.
+UNTRACED = ("exceptions_that_are_caught", "code_that_asks_for_tracers", "states_changed_in_place")
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_results_and_what_is_left(name):
-    # As under jax.jit: this runs as the loop if no method is named, and only then.
-    is_untraced = name == "code_that_asks_for_tracers"
-    method = "auto" if is_untraced else options(list(ODD).index(name))["method"]
+    method = "auto" if name in UNTRACED else options(list(ODD).index(name))["method"]
     check_what_is_left(ODD[name], method=method)
 
 
@@ -313,6 +339,15 @@ def test_layers_that_are_one_object_read_what_has_changed():
     found = jax.jit(lambda x: deeppcr.forward([layer] * 80, x))(X[:1])
     assert len(calls) == 80
     assert_agree(found, X[:1] * float(np.prod(1.0 + 1.0 / np.arange(1.0, 81.0))))
+
+
+@pytest.mark.parametrize("name", ["a_dict", "a_global", "objects_that_count"])
+def test_results_while_traced(name):
+    def value(run):
+        layers, _ = ODD[name]()
+        return jax.jit(jax.value_and_grad(lambda x: square(run(layers, x))))(X)
+
+    assert_agree(value(deeppcr.forward), value(loop))
 
 
 def test_what_is_printed(capsys):
