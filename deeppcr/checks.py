@@ -1,4 +1,4 @@
-"""Checks of common arguments, and the description of values in messages and printed tables."""
+"""Checks of common arguments, options as pytrees, and values in messages and printed tables."""
 
 import dataclasses
 import difflib
@@ -7,7 +7,7 @@ import inspect
 import operator
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from pathlib import Path
 from types import MethodType
@@ -155,10 +155,55 @@ def suggests_arguments(function: F) -> F:
     return checked  # type: ignore[return-value]
 
 
-def suggests_keywords(kind: type[T]) -> type[T]:
-    """The same dataclass, whose constructor raises `unknown_keyword`."""
-    kind.__init__ = suggests_arguments(kind.__init__)  # type: ignore[method-assign]
-    return kind
+def option_tree(*names: str) -> Callable[[type[T]], type[T]]:
+    """A decorator for a frozen dataclass of options: a pytree, whose leaves are in these fields.
+
+    A name, a number or a function in one of them is structure, as all other fields are: `jax.jit`
+    compiles again for another one. What has been a leaf remains one, so any object may take its
+    place, such as a batch axis: then the constructor, which checks options, does not run. A user's
+    call of the constructor raises `unknown_keyword`.
+    """
+
+    def registered(kind: type[T]) -> type[T]:
+        kind.__init__ = suggests_arguments(kind.__init__)  # type: ignore[method-assign]
+        jax.tree_util.register_pytree_with_keys(
+            kind, functools.partial(_flatten, names), functools.partial(_unflatten, kind)
+        )
+        return kind
+
+    return registered
+
+
+def _flatten(names: Sequence[str], options: Any) -> tuple[list[Any], Any]:
+    """See `option_tree`. What is a leaf is decided once for an object, and kept with it."""
+    if "_structure" not in vars(options):
+        held = tuple(name for name in names if not _is_structure(getattr(options, name)))
+        rest = tuple(
+            (each.name, _hashable(getattr(options, each.name)))
+            for each in dataclasses.fields(options)
+            if each.name not in held
+        )
+        vars(options)["_structure"] = held, rest
+    held, rest = vars(options)["_structure"]
+    return [(jax.tree_util.GetAttrKey(name), getattr(options, name)) for name in held], (held, rest)
+
+
+def _unflatten(kind: type[T], structure: Any, children: Iterable[Any]) -> T:
+    """See `option_tree`."""
+    held, rest = structure
+    options = object.__new__(kind)
+    vars(options).update(rest, _structure=structure, **dict(zip(held, children, strict=True)))
+    return options
+
+
+def _is_structure(value: Any) -> bool:
+    """Whether an option is a name, a number or a function, and no pytree."""
+    return isinstance(value, str | Real | Callable) and jax.tree_util.all_leaves([value])
+
+
+def _hashable(value: Any) -> Any:
+    """The value; for an array that a constructor has taken for a number, that number."""
+    return value.item() if isinstance(value, jax.Array | np.ndarray) else value
 
 
 def did_you_mean(value: Any, known: Iterable[str]) -> str:

@@ -8,12 +8,11 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import PartitionSpec as P
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
-from deeppcr.checks import check_count, check_type, suggests_keywords
+from deeppcr.checks import check_count, check_type, option_tree
 from deeppcr.lower import (
     CannotFuse,
     FusedStep,
@@ -30,8 +29,7 @@ from deeppcr.solution import Run
 MOST_IN_REGISTERS = 1024
 
 
-@jax.tree_util.register_static
-@suggests_keywords
+@option_tree()
 @dataclasses.dataclass(frozen=True)
 class Sequential:
     """The sequential program: a loop over the steps, as in `jax.lax.scan`.
@@ -80,10 +78,6 @@ class Sequential:
     def bind(self, chain: TracedChain, unpadded: TracedChain) -> "Sequential | FusedLoop":
         """The solver of a chain."""
         return FusedLoop.of(self, chain) if self.fused else self
-
-    def sharded(self, along: P, replicated: P) -> "Sequential":
-        """How its arrays are sharded: it has none."""
-        return self
 
     def solve(self, chain: TracedChain) -> Run:
         """All states, one after another."""

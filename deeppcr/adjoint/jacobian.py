@@ -22,7 +22,7 @@ from deeppcr.adjoint.refine import refine
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
-from deeppcr.checks import check_count, check_tolerance, suggests_keywords
+from deeppcr.checks import check_count, check_tolerance, option_tree
 from deeppcr.linear import (
     Along,
     Blocks,
@@ -55,13 +55,14 @@ BUDGET = 64  # solves
 BACKPROPAGATION = Backpropagation()
 
 
-@suggests_keywords
+@option_tree("linearize")
 @dataclasses.dataclass(frozen=True)
 class Adjoint:
     r"""Derivatives by one linear recurrence over all steps, instead of step by step.
 
     The adjoint states solve $\lambda_l = g_l + A_{l+1}^T \lambda_{l+1}$ with
-    $A_l = df/dz(z_{l-1}, x_l)$. All other gradients are one batched vector-Jacobian product.
+    $A_l = df/dz(z_{l-1}, x_l)$. All other gradients are one batched vector-Jacobian product. As
+    `Newton`, a pytree of the arrays among its options.
 
     Attributes:
         linearize: the blocks, as in `Newton`. Exact blocks take one solve, and more if products of

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
-from deeppcr.checks import check_name, suggests_keywords
+from deeppcr.checks import check_name, option_tree
 from deeppcr.linear import SOLVERS, LinearSolver, ParallelCyclicReduction
 from deeppcr.newton import Newton
 from deeppcr.newton.damping import TrustRegion
@@ -13,12 +13,13 @@ from deeppcr.progress import Progress
 from deeppcr.sequential import Sequential
 
 
-@suggests_keywords
+@option_tree("initial_guess")
 @dataclasses.dataclass(frozen=True)
 class Auto:
     """The method that a rule takes for the chain and the platform; "auto" is ``Auto()``.
 
-    The attributes are options of `Newton` and `Sequential`, for where that method is chosen.
+    The attributes are options of `Newton` and `Sequential`, for where that method is chosen. As
+    `Newton`, a pytree of the arrays among them.
 
     Attributes:
         initial_guess: as in `Newton`.
@@ -50,9 +51,9 @@ class Auto:
     def with_options(self, method: "Method") -> "Method":
         """The chosen method, with those options that it has."""
         options = {
-            name: value
-            for name, value in vars(self).items()
-            if value is not getattr(Auto, name) and hasattr(method, name)
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) is not field.default and hasattr(method, field.name)
         }
         return dataclasses.replace(method, **options) if options else method
 

@@ -23,13 +23,13 @@ from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.chain.trace import trace
-from deeppcr.checks import check_type, describe
+from deeppcr.checks import check_type, describe, option_tree
 from deeppcr.linear import Blocks
 from deeppcr.linearize.exact import exact_linearization, find_linearization
 from deeppcr.linearize.linearization import Linearization
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["linearize"], meta_fields=["limit"])
+@option_tree("linearize")
 @dataclasses.dataclass(frozen=True)
 class Clipped(Linearization):
     """$A_l$: the blocks of another linearisation, their entries clipped to [-limit, limit].
@@ -96,7 +96,7 @@ class Clipped(Linearization):
         return f"{self.linearize}, clipped to {self.limit:g}"
 
 
-@jax.tree_util.register_static
+@option_tree("step", "linearize")
 @dataclasses.dataclass(frozen=True)
 class Surrogate(Linearization):
     r"""$A_l = dg/dz(z_{l-1}, x_l)$: the derivatives of another function g than the step f.

@@ -6,7 +6,6 @@ iteration, as in parallel decoding (Song et al., ICML 2021).
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,12 +15,12 @@ from jax import Array
 from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, users_input
-from deeppcr.checks import check_type, describe
+from deeppcr.checks import check_type, describe, option_tree
 from deeppcr.linear import Blocks, Scalars, Zeros
 from deeppcr.linearize.linearization import Linearization
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["coefficient"], meta_fields=["of_input"])
+@option_tree("coefficient", "of_input")
 @dataclasses.dataclass(frozen=True)
 class Scalar(Linearization):
     """$A_l = c_l I$: no derivatives, and the recurrence is a discounted sum.
@@ -63,6 +62,11 @@ class Scalar(Linearization):
             )
         expected = "a function of the step's input, or None"
         check_type("of_input", self.of_input, Callable | None, expected)
+
+    def traced(self, chain: TracedChain) -> "Scalar":
+        self.check(chain.step, chain.length)  # an array of a number is a program, too
+        # A leaf, so that nothing is compiled again for another number.
+        return dataclasses.replace(self, coefficient=jnp.asarray(self.coefficient))
 
     def check(self, step: Step, length: int) -> None:
         shape, dtype = jnp.shape(self.coefficient), jnp.result_type(self.coefficient)

@@ -15,9 +15,10 @@ from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.step import Step
 from deeppcr.chain.trace import trace
-from deeppcr.checks import check_count, check_name, check_type
+from deeppcr.checks import check_count, check_name, check_type, option_tree
 
 
+@option_tree("step")
 @dataclasses.dataclass(frozen=True)
 class Coarse:
     """An initial guess from a coarse chain, for chains that discretise time.
@@ -130,6 +131,7 @@ def users_guess(guess: Guess, carry: Carry, chain: TracedChain) -> Leaves:
 
     No derivatives pass through it.
     """
+    chain = dataclasses.replace(chain, inputs=chain.axis.in_order(chain.inputs))
     if isinstance(guess, Coarse):
         leaves: Leaves = guess.trajectory(carry, chain)
     else:
@@ -160,12 +162,12 @@ def _states(what: str, found: Any, carry: Carry, steps: tuple[int, ...], where: 
     return carry.split(leaves)
 
 
-def first_trajectory(guess: Leaves | None, chain: TracedChain, start: Array, window: int) -> Array:
-    """The states to begin with: ``[L, *batch, w]`` if there is a guess, else the first ``window``.
+def first_trajectory(guess: str | Leaves, chain: TracedChain, start: Array, window: int) -> Array:
+    """The states to begin with: ``[L, *batch, w]`` of a trajectory, the first ``window`` of a name.
 
     The initial state replaces entries that are not finite, which would spread to all later states.
     """
-    if guess is None:
+    if isinstance(guess, str):
         return jnp.broadcast_to(start, (window, *start.shape))
     states = chain.layout.flatten(cast(guess, chain.layout.dtypes))
     return jnp.where(jnp.isfinite(states), states, start)

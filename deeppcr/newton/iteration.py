@@ -15,22 +15,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import PartitionSpec as P
 
 from deeppcr.arrays.avals import like
-from deeppcr.arrays.state import StateLayout, cast
+from deeppcr.arrays.state import Leaves, StateLayout, cast
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
+from deeppcr.checks import option_tree
 from deeppcr.linear import Blocks, LinearSolver
+from deeppcr.linearize import Linearization
 from deeppcr.loops import ITERATION, STEP, iterate, named
 from deeppcr.lower import Opening, in_place, once_unless, opening
 from deeppcr.newton import one_kernel
+from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.convergence import ROUNDING, Criterion, Evaluation
-from deeppcr.newton.damping import SWEEPS, largest
+from deeppcr.newton.damping import SWEEPS, TrustRegion, largest
 from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.iterate import Convergence, Iterate, Progress, Window, finish, forward
 from deeppcr.newton.lyapunov import growth_rate
+from deeppcr.progress import Reporter
 from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
 
 SMALL = 4  # entries of a block, up to which a product of two is cheap
@@ -52,31 +55,22 @@ class Proposal(NamedTuple):
     is_solved: Array
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["linearization", "guess", "atol", "captured"],
-    meta_fields=[
-        "options",
-        "solver",
-        "criterion",
-        "budget",
-        "expected",
-        "is_affine",
-        "window",
-        "step",
-        "layout",
-    ],
-)
+@option_tree("linearization", "guess", "atol", "captured")
 @dataclasses.dataclass(frozen=True)
 class NewtonSolver:
     """`Newton` for one chain: a pytree of the arrays that it needs besides those of the chain.
 
     Attributes:
         linearization: the source of the blocks.
-        guess: leaves ``[L, ...]`` of the initial trajectory, if one was given.
+        guess: the name of the initial trajectory, or its leaves ``[L, ...]``.
         atol: ``[L]``, the absolute tolerances, if there is one for each step.
         captured: arrays that ``step`` closes over.
-        options: the options that do not depend on the chain.
+        damping: as in `Newton`, and so are the next ones.
+        acceleration: of the iterates.
+        record: whether residuals are recorded.
+        progress: tells the user of an iteration.
+        on_failure: what to do if the budget is spent.
+        fused: whether one kernel solves the chain.
         solver: of the linear recurrence.
         criterion: the convergence criterion.
         budget: the maximum number of iterations.
@@ -88,11 +82,16 @@ class NewtonSolver:
         layout: of its state.
     """
 
-    linearization: Any
-    guess: Any
-    atol: Any
-    captured: Any
-    options: Any  # Newton, without the fields above
+    linearization: Linearization
+    guess: str | Leaves
+    atol: Array | None
+    captured: Leaves
+    damping: TrustRegion | None
+    acceleration: Anderson | None
+    record: bool
+    progress: Reporter | None
+    on_failure: str
+    fused: bool
     solver: LinearSolver
     criterion: Criterion
     budget: int
@@ -102,19 +101,10 @@ class NewtonSolver:
     step: Step
     layout: StateLayout
 
-    def sharded(self, along: P, replicated: P) -> "NewtonSolver":
-        """How its arrays are sharded: a prefix of this pytree."""
-        return dataclasses.replace(
-            self, linearization=replicated, guess=along, atol=along, captured=replicated
-        )
-
-    def solve(self, chain: TracedChain, by_kernel: bool = True) -> Run:
-        """Iterate from the initial trajectory until convergence, or until the budget is spent.
-
-        ``by_kernel``: whether one kernel may do it.
-        """
-        if by_kernel and self.options.fused:
-            return one_kernel.solved(self, chain, partial(self.solve, by_kernel=False))
+    def solve(self, chain: TracedChain) -> Run:
+        """Iterate from the initial trajectory until convergence, or until the budget is spent."""
+        if self.fused:
+            return one_kernel.solved(self, chain, dataclasses.replace(self, fused=False).solve)
         of_inputs = [x.aval.dtype for x in self.step.jaxpr.invars[self.step.states :]]
         in_float32 = dataclasses.replace(
             chain,
@@ -137,12 +127,10 @@ class NewtonSolver:
     def _begin(self, chain: TracedChain) -> Iterate:
         """Before the first trip."""
         entry = chain.layout.flatten(chain.initial)
-        applies = self.options.initial_guess == "apply"
-        acceleration = self.options.acceleration
         first = first_trajectory(self.guess, chain, entry, self.window)
         # The first trips apply the step to the guess, and test the result.
-        early = 1 + (applies and self.guess is None)
-        recorded = self.budget + 2 if self.options.record else 0
+        early = 1 + (self.guess == "apply")
+        recorded = self.budget + 2 if self.record else 0
         states = first[: self.window]
         now = Iterate(
             iterations=jnp.int32(-early),
@@ -150,8 +138,8 @@ class NewtonSolver:
             value=states,
             convergence=Convergence.unknown(states),
             window=Window.begin(entry, first, self.window, chain.length),
-            sizes=jnp.zeros_like(entry) if self.options.damping else (),
-            history=acceleration.begin(states) if acceleration else (),
+            sizes=jnp.zeros_like(entry) if self.damping else (),
+            history=self.acceleration.begin(states) if self.acceleration else (),
             residuals=jnp.full(recorded, unrecorded(), states.dtype),
             reported=jnp.int32(0),
         )
@@ -203,7 +191,7 @@ class NewtonSolver:
         origin = axis.before(entry, now.states)
         blocks: Blocks = self.linearization.blocks(window, origin)
         index, sizes, history = axis.indices(origin.shape), now.sizes, now.history
-        if region := self.options.damping:
+        if region := self.damping:
             seen = jnp.where(index < reached.prefix - start, now.states, 0)
             both = jnp.maximum(jnp.abs(now.states), jnp.abs(now.value))
             seen = jnp.where(now.iterations == 0, both, seen)
@@ -224,7 +212,7 @@ class NewtonSolver:
         states = jnp.where(jnp.isfinite(states), states, now.states)
         # The recurrence reproduces states that are exact to the last bit only to rounding.
         states = jnp.where(index < reached.exact - start, now.value, states)
-        if acceleration := self.options.acceleration:
+        if acceleration := self.acceleration:
             states, history = acceleration(history, now.states, states, axis)
         solved = self._keeps_size(blocks, axis) if self.is_affine else jnp.zeros((), bool)
         return like(Proposal(states, sizes, history, solved), now)
@@ -244,12 +232,12 @@ class NewtonSolver:
         # The states that the step is applied to first are no iterate.
         found = _opening(chain).select(now.iterations < 0, now.convergence, tested)
         now = now._replace(value=value, convergence=found)
-        if not (self.options.record or self.options.progress):
+        if not (self.record or self.progress):
             return now
         residuals, reported, reached = now.residuals, now.reported, self._progress(window, now)
-        if self.options.record:
+        if self.record:
             residuals = residuals.at[now.iterations + 1].set(reached.worst)
-        if self.options.progress:
+        if self.progress:
             reported = jnp.maximum(reported, reached.prefix)
             self._report(now.iterations, reported, reached.worst)
         return now._replace(residuals=residuals, reported=reported)
@@ -273,11 +261,10 @@ class NewtonSolver:
         distance = start - window.start
         moved = window.moved(start, found, reached.exact)
         guess = lax.dynamic_slice_in_dim(moved.whole, start, self.window)
-        if self.guess is None:  # states that enter start from the last one of the window
+        if isinstance(self.guess, str):  # states that enter start from the last one of the window
             guess = jnp.broadcast_to(states[-1], guess.shape)
         enters = chain.axis.indices(guess.shape) >= self.window - distance
-        acceleration = self.options.acceleration
-        history = acceleration.shift(now.history, distance) if acceleration else ()
+        history = self.acceleration.shift(now.history, distance) if self.acceleration else ()
         following = now._replace(
             states=jnp.where(enters, guess, forward(states, distance)),
             convergence=now.convergence.shifted(distance, enters.all(axis=-1), now.iterations),
@@ -306,7 +293,7 @@ class NewtonSolver:
 
     def _report(self, iteration: Array, *numbers: Array) -> None:
         """Tell the user of an iteration."""
-        report = partial(jax.debug.callback, self.options.progress)
+        report = partial(jax.debug.callback, self.progress)
         lax.cond(iteration < 0, lambda *_: None, report, iteration, *numbers)
 
     def _criterion(self, start: Array) -> Criterion:
@@ -327,7 +314,7 @@ class NewtonSolver:
         trajectory = cast(trajectory, chain.layout.dtypes)
         failure = Result.NOT_CONVERGED
         worst = end.worst
-        if self.options.on_failure == "sequential":
+        if self.on_failure == "sequential":
             failure = Result.FINISHED_SEQUENTIALLY
             worst = jnp.where(ok, worst, 0)
             # From the last state that is exact to the last bit: see `deeppcr.newton.method`.
@@ -335,7 +322,7 @@ class NewtonSolver:
             trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact), fails)
         origin = chain.before(chain.initial, trajectory)
         stats = Stats(last.iterations, worst, end.prefix)
-        if self.options.record:
+        if self.record:
             states = in_float32.layout.flatten(cast(origin, in_float32.layout.dtypes))
             rate = growth_rate(in_float32, states)
             stats = dataclasses.replace(stats, residuals=last.residuals[1:], growth_rate=rate)

@@ -30,7 +30,7 @@ from deeppcr.checks import (
     check_type,
     describe,
     did_you_mean,
-    suggests_keywords,
+    option_tree,
 )
 from deeppcr.linear import LinearSolver, find_solver
 from deeppcr.linearize import (
@@ -63,7 +63,7 @@ QUASI_BUDGET = 256  # without exact Jacobians: more and cheaper iterations
 OF_KERNELS = frozenset({"fused", "rtol", "atol", "max_iterations"})
 
 
-@suggests_keywords
+@option_tree("atol", "initial_guess", "linearize")
 @dataclasses.dataclass(frozen=True)
 class Newton:
     """Solve all steps of a chain at once, by Newton's method or a quasi-Newton method.
@@ -72,6 +72,8 @@ class Newton:
     $b_l = f(Z_{l-1}, x_l) - A_l Z_{l-1}$ and $Y_0 = z_0$. Newton's method takes
     $A_l = df/dz(Z_{l-1}, x_l)$; ``linearize`` chooses other blocks. The residual is that of the
     user's step in every case, so approximate blocks take more iterations and give the same result.
+    A pytree, whose leaves are the arrays among its options: an argument for `jax.jit`, `jax.vmap`
+    and `jax.lax.cond`.
 
     Attributes:
         linearize: the blocks $A_l$. "auto": the exact Jacobian, in the narrowest form (diagonal,
@@ -209,20 +211,17 @@ class Newton:
         if quadratic:
             criterion = NewtonCriterion(*tolerance, own_rounding(widened.step.jaxpr))
         guess: Any = self.initial_guess  # a name, or leaves by now
-        is_named = isinstance(guess, str)
         return NewtonSolver(
             linearization=choice.bind(),
-            guess=None if is_named else self._along(chain, unpadded, guess),
+            guess=guess if isinstance(guess, str) else self._along(chain, unpadded, guess),
             atol=None if is_number(self.atol) else self._along(chain, unpadded, [self.atol])[0],
             captured=widened.captured,
-            options=dataclasses.replace(
-                self,
-                linearize="auto",
-                linear="auto",
-                atol=0.0,
-                initial_guess=guess if is_named else "constant",
-                progress=Reporter(self.progress, unpadded.length) if self.progress else None,
-            ),
+            damping=self.damping,
+            acceleration=self.acceleration,
+            record=self.record,
+            progress=Reporter(self.progress, unpadded.length) if self.progress else None,
+            on_failure=self.on_failure,
+            fused=self.fused,
             solver=solver_on(chain.axis, find_solver(self.linear)),
             criterion=criterion,
             budget=min(self.max_iterations or usual, most),

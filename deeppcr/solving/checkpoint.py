@@ -23,7 +23,7 @@ from deeppcr.chain.chain import TracedChain, in_float32
 from deeppcr.chain.eager import compiled_once
 from deeppcr.checks import describe
 from deeppcr.choose import AdjointOption, MethodOption
-from deeppcr.lower import is_eager, scan_in_chunks
+from deeppcr.lower import scan_in_chunks
 from deeppcr.newton import Newton
 from deeppcr.newton.tolerance import is_number
 from deeppcr.solution import Run, Stats
@@ -66,17 +66,16 @@ def solve_in_segments(
         method = dataclasses.replace(method, on_failure="return")
     if in_float32(chain) is chain:  # else Newton's method traces the function again
         chain = dataclasses.replace(chain, function=None, adapt=None)
-        leaves, tree = jax.tree.flatten(chain)
-        if is_eager(leaves):
-            return compiled_once(_run_leaves, (tree, method, adjoint, solve), leaves)
-    return _run(chain, method, adjoint, solve)
+        leaves, tree = jax.tree.flatten((chain, method, adjoint))
+        return compiled_once(_run_leaves, (tree, solve), leaves)
+    return _run(solve, chain, method, adjoint)
 
 
 def _run_leaves(static: tuple[Any, ...], leaves: Leaves) -> Run:
-    return _run(jax.tree.unflatten(static[0], leaves), *static[1:])
+    return _run(static[1], *jax.tree.unflatten(static[0], leaves))
 
 
-def _run(chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solve) -> Run:
+def _run(solve: Solve, chain: TracedChain, method: MethodOption, adjoint: Adjoint) -> Run:
     assert adjoint.checkpoint is not None
     # Without another option, a segment has the derivative that "auto" takes for it.
     is_plain = adjoint == Adjoint(checkpoint=adjoint.checkpoint)

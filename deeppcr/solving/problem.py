@@ -42,7 +42,6 @@ from deeppcr.linearize import (
 )
 from deeppcr.lower import DEFAULT, by_platform, differing, for_each_platform
 from deeppcr.newton import Newton
-from deeppcr.newton.tolerance import is_number
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import ChainSharding, on_shards
 from deeppcr.solution import Run
@@ -62,8 +61,8 @@ class Examples(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["chain", "in_float32", "arrays"],
-    meta_fields=["method", "adjoint", "length", "examples"],
+    data_fields=["chain", "in_float32", "method", "adjoint"],
+    meta_fields=["length", "examples"],
 )
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -72,17 +71,15 @@ class Problem:
     Attributes:
         chain: without the user's function.
         in_float32: the same in float32 or better, without initial state and inputs; None if equal.
-        arrays: of the options that are no names or numbers: "initial_guess", leaves of a
-            trajectory; "atol", ``[L]``; "linearize" and "linearize_adjoint", of the user's.
-        method: without the arrays above.
-        adjoint: without the arrays above; None for "auto".
+        method: as requested, with the leaves of the initial trajectory, if that has no name, and
+            with its linearisation bound to the chain.
+        adjoint: the same; None for "auto".
         length: of the user's chain, without padding for even shards.
         examples: the examples, if it is the `jax.vmap` of another problem.
     """
 
     chain: TracedChain
     in_float32: TracedChain | None
-    arrays: dict[str, Any]
     method: MethodOption
     adjoint: AdjointOption
     length: int
@@ -93,40 +90,45 @@ class Problem:
         cls, chain: TracedChain, unpadded: TracedChain, method: MethodOption, adjoint: AdjointOption
     ) -> "Problem":
         """The problem of ``chain``, which is ``unpadded`` padded to even shards."""
-        in_float32, arrays = None, dict[str, Any]()
+        in_float32 = None
         if isinstance(method, Newton):
-            if linearize := find_linearization(method.linearize):
-                arrays["linearize"] = _bound(linearize, unpadded)
-                method = dataclasses.replace(method, linearize="auto")
-            if not is_number(method.atol):
-                arrays["atol"], method = method.atol, dataclasses.replace(method, atol=0.0)
+            method = dataclasses.replace(method, linearize=_bound(method.linearize, unpadded))
         if isinstance(method, Newton | Auto):
-            users: Any = method.initial_guess  # a name, or a function of the chain
-            if not isinstance(users, str):
-                inputs = unpadded.axis.in_order(unpadded.inputs)
-                arrays["initial_guess"] = users(dataclasses.replace(unpadded, inputs=inputs))
-                method = dataclasses.replace(method, initial_guess="apply")
+            guess: Any = method.initial_guess  # a name, or a function of the chain
+            if callable(guess):
+                method = dataclasses.replace(method, initial_guess=guess(unpadded))
             if (found := chain_in_float32(chain)) is not chain:
                 in_float32 = dataclasses.replace(found, initial=[], inputs=[])
-        if isinstance(adjoint, Adjoint) and (linearize := find_linearization(adjoint.linearize)):
-            arrays["linearize_adjoint"] = _bound(linearize, unpadded)
-            adjoint = dataclasses.replace(adjoint, linearize="auto")
+        if isinstance(adjoint, Adjoint):
+            adjoint = dataclasses.replace(adjoint, linearize=_bound(adjoint.linearize, unpadded))
         chain = dataclasses.replace(chain, function=None, adapt=None)
-        return cls(chain, in_float32, arrays, method, adjoint, unpadded.length)
+        return cls(chain, in_float32, method, adjoint, unpadded.length)
 
     def of_examples(self, size: int, axes: Axes) -> "Problem":
         """The problem of ``size`` examples, which are on these axes of its leaves."""
-        rest, beside = jax.tree.flatten((self.in_float32, self.arrays))
+        rest, beside = jax.tree.flatten((self.in_float32, self.method, self.adjoint))
         end = len(axes) - len(rest)
         on: TracedChain = jax.tree.unflatten(jax.tree.structure(self.chain), axes[:end])
         many, of_chain = chain_of_examples(self.chain, size, on.initial, on.inputs, on.captured)
         moved, of_rest = at_front(rest, axes[end:])
-        in_float32, arrays = jax.tree.unflatten(beside, moved)
-        structure: Any = jax.tree.structure(self)
-        examples = Examples(structure, (*of_chain, *of_rest), len(on.captured))
+        in_float32, method, adjoint = jax.tree.unflatten(beside, moved)
+        examples = Examples(jax.tree.structure(self), (*of_chain, *of_rest), len(on.captured))
         return dataclasses.replace(
-            self, chain=many, in_float32=in_float32, arrays=arrays, examples=examples
+            self,
+            chain=many,
+            in_float32=in_float32,
+            method=method,
+            adjoint=adjoint,
+            examples=examples,
         )
+
+    @property
+    def linearizations(self) -> list[Linearization | None]:
+        """Those of the method and of the adjoint; None for "auto"."""
+        return [
+            find_linearization(getattr(option, "linearize", "auto"))
+            for option in (self.method, self.adjoint)
+        ]
 
     def can_be_mapped(self, size: Any, axes: Axes) -> bool:
         """Whether ``size`` examples on these axes of the leaves can form one problem.
@@ -135,7 +137,7 @@ class Problem:
         """
         if not isinstance(size, int) or not size or all(axis is None for axis in axes):
             return False
-        own, used = self.arrays.get("linearize"), self.arrays.get("linearize_adjoint")
+        own, used = self.linearizations
         count = len(jax.tree.leaves((own, used)))  # the last leaves
         if used is None and own and (self.adjoint is None or isinstance(self.adjoint, Adjoint)):
             used = own.of_adjoint
@@ -151,7 +153,7 @@ class Problem:
 
         As `deeppcr.chain.examples.differing`. If an option differs, they do, within the tolerance.
         """
-        own = len(jax.tree.leaves(self.arrays))
+        own = len(jax.tree.leaves((self.method, self.adjoint)))
         if any(axis is not None for axis in axes[len(axes) - own :]):
             return [True] * len(self.chain.step.jaxpr.outvars)
         return examples_differing(self.chain.step, size, axes, name)
@@ -162,15 +164,15 @@ class Problem:
         Its arrays may be any objects. None if that is all or nothing of the state, or if an option
         is for the whole state.
         """
-        if (
-            all(states)
-            or not any(states)
-            or {"linearize", "linearize_adjoint"} & self.arrays.keys()
-        ):
+        if all(states) or not any(states) or any(self.linearizations):
             return None
-        arrays, in_float32, examples = dict(self.arrays), self.in_float32, self.examples
-        if "initial_guess" in arrays:
-            arrays["initial_guess"] = partition(arrays["initial_guess"], states)
+        in_float32, examples = self.in_float32, self.examples
+        # The one list of a method is the initial trajectory.
+        method = jax.tree.map(
+            lambda x: partition(x, states) if isinstance(x, list) else x,
+            self.method,
+            is_leaf=lambda x: isinstance(x, list),
+        )
         if in_float32 is not None:
             step = step_part(in_float32.step, states, outputs)
             in_float32 = dataclasses.replace(in_float32, step=step)
@@ -181,7 +183,7 @@ class Problem:
             examples = examples._replace(problem=structure, axes=axes)
         chain = part(self.chain, states, outputs, [])
         return dataclasses.replace(
-            self, chain=chain, in_float32=in_float32, arrays=arrays, examples=examples
+            self, chain=chain, in_float32=in_float32, method=method, examples=examples
         )
 
     # -- resolving "auto" --------------------------------------------------------------------------
@@ -212,16 +214,12 @@ class Problem:
         """The adjoint, by platform."""
         shapes, adjoint = self.chain.abstract, self.adjoint
         method = None if isinstance(self.method, Auto) else self.method
-        if isinstance(method, Newton) and "linearize" in self.arrays:
-            blocks = self.arrays["linearize"].of_adjoint or "auto"
-            method = dataclasses.replace(method, linearize=blocks)
+        if isinstance(method, Newton) and (own := self.linearizations[0]):
+            method = dataclasses.replace(method, linearize=own.of_adjoint or "auto")
         found: dict[str, AdjointOption] = {DEFAULT: adjoint}
         if adjoint is None:
             choices = for_each_platform(partial(choose_adjoint, shapes, method))
             found = differing({name: choice.option for name, choice in choices.items()})
-        elif isinstance(adjoint, Adjoint) and "linearize_adjoint" in self.arrays:
-            blocks = self.arrays["linearize_adjoint"]
-            found = {DEFAULT: dataclasses.replace(adjoint, linearize=blocks)}
         loops = {
             name: isinstance(each, Sequential) and not each.fused
             for name, each in self.methods().items()
@@ -268,41 +266,47 @@ def solution_of(problem: Problem) -> Run:
         function = problem.in_float32.step.as_function(problem.in_float32.captured)
         chain = dataclasses.replace(chain, function=function)
     unpadded = dataclasses.replace(chain, length=problem.length)
-    options = {name: x for name, x in problem.arrays.items() if name != "linearize_adjoint"}
     solvers: dict[str, Callable[[TracedChain], Run]] = {}
     for platform, method in problem.methods().items():
         if isinstance(method, Newton) and problem.examples is not None:
             solvers[platform] = partial(_per_example, problem, method)
             continue
-        given = dataclasses.replace(method, **options) if isinstance(method, Newton) else method
-        bound: Any = given.bind(chain, unpadded)
+        bound: Any = method.bind(chain, unpadded)
         solvers[platform] = bound.solve
         if isinstance(axis, ChainSharding):
-            along, replicated = axis.along, P()
-            out: Any = Run(along, along, *[replicated] * 3)  # type: ignore[arg-type]
-            specs = (bound.sharded(along, replicated),)
+            out: Any = Run(axis.along, axis.along, *[P()] * 3)  # type: ignore[arg-type]
+            specs = (jax.tree_util.tree_map_with_path(partial(_spec, axis.along), bound),)
             solvers[platform] = partial(on_shards, type(bound).solve, bound, specs=specs, out=out)
     return by_platform(solvers)(problem.chain)
+
+
+def _spec(along: P, path: Any, _: Any) -> P:
+    """How an array of a solver is sharded: ``along`` the chain, if it has entries for all steps."""
+    return along if path[0].name in ("guess", "atol") else P()
 
 
 def _per_example(problem: Problem, method: Newton, chain: TracedChain) -> Run:
     """All examples at once, each independently."""
     assert problem.examples is not None
     structure, axes, captured = problem.examples
-    rest = jax.tree.leaves((problem.in_float32, problem.arrays))
+    rest = jax.tree.leaves((problem.in_float32, problem.method, problem.adjoint))
 
     def one(*leaves: Any) -> Run:
-        return solution_of(
-            dataclasses.replace(jax.tree.unflatten(structure, leaves), method=method)
-        )
+        own: Problem = jax.tree.unflatten(structure, leaves)
+        # The method that was chosen has the leaves of the option that it was chosen for.
+        of_one = jax.tree.unflatten(jax.tree.structure(method), jax.tree.leaves(own.method))
+        return solution_of(dataclasses.replace(own, method=of_one))
 
     leaves = [*chain.initial, *chain.inputs, *chain.captured[:captured], *rest]
     size = chain.layout.batch_shape[0]
     return jax.vmap(one, axes, OF_RUN, axis_size=size)(*leaves)
 
 
-def _bound(linearization: Linearization, chain: TracedChain) -> Linearization:
-    """For this chain, checked."""
+def _bound(linearize: str | Linearization, chain: TracedChain) -> str | Linearization:
+    """The linearisation for this chain, checked; "auto" stays."""
+    linearization = find_linearization(linearize)
+    if linearization is None:
+        return linearize
     traced = linearization.traced(chain)
     traced.check(chain.step, chain.length)
     return constant(traced)
