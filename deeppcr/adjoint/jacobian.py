@@ -173,7 +173,7 @@ class JacobianAdjoint:
             states = abstract(chain.initial[0], shape, layout.dtype)
             return jax.eval_shape(partial(self.linearization.blocks, chain), states)
 
-        if isinstance(self.solver.chosen(length, shapes), Recurrence):
+        if isinstance(self.solver.resolve(length, shapes), Recurrence):
             size = self.linearization.bytes_per_step(chain.step, layout)
             most = min(most, steps_in_cache(size, chain.captured))
         return even_chunk(length, most)

@@ -98,16 +98,14 @@ class System:
 
             def step(index: Array, passed: Array) -> tuple[Array, Leaves]:
                 place = length - 1 - index if axis.backwards else index
-                known, right = (
-                    lax.dynamic_index_in_dim(x, place, keepdims=False) for x in (y, self.b)
-                )
+                y_l, b_l = (lax.dynamic_index_in_dim(x, place, keepdims=False) for x in (y, self.b))
                 received = passed if self.transposed else product(place, passed)
                 is_first = (index == 0) & (axis.rank == 0)
-                new = jnp.where(is_first, right, right + received)
-                new = jnp.where(index < begin, known, new)
+                new = jnp.where(is_first, b_l, b_l + received)
+                new = jnp.where(index < begin, y_l, new)
                 return product(place, new) if self.transposed else new, [new]
 
-            start = jnp.maximum(begin - 1, 0)  # the last known step passes on its own
+            start = jnp.maximum(begin - 1, 0)  # the last right step passes on its own state
             with fallback(FALLBACK, expected):
                 passed, (done,) = steps_from(start, step, entry, [y], axis.backwards)
             return passed, done
@@ -158,13 +156,13 @@ def solve_judged(
     tolerance = UNITS * float(limits.eps) if rtol is None else rtol
 
     def judged(blocks: Blocks, y: Array, last: Judged | None = None) -> Judged:
-        own = blocks.transpose() if system.transposed else blocks
+        operator = blocks.transpose() if system.transposed else blocks
 
         def products(y: Array) -> Array:
-            return own.apply(y, "residual")
+            return operator.apply(y, "residual")
 
         def magnitudes(y: Array) -> Array:
-            return jax.tree.map(jnp.abs, own).apply(y, "residual")
+            return jax.tree.map(jnp.abs, operator).apply(y, "residual")
 
         received, passed = system.coupled(products, y)
         residual = b + received - y
@@ -182,8 +180,8 @@ def solve_judged(
 
     def corrected(now: Judged) -> Judged:
         # The compiler would move what it does with the blocks out of the loop, and keep it.
-        here, residual = lax.optimization_barrier((blocks, now.residual))
-        return judged(here, now.y + solve(here, residual), now)
+        fenced, residual = lax.optimization_barrier((blocks, now.residual))
+        return judged(fenced, now.y + solve(fenced, residual), now)
 
     def goes_on(now: Judged) -> Array:
         return now.falls & (now.prefix < system.total)

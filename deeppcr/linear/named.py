@@ -14,13 +14,12 @@ this, with derivatives of every order.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import jax
 from jax import Array
 
 from deeppcr.arrays.avals import like
-from deeppcr.arrays.state import Leaves
 from deeppcr.checks import check_name
 from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.linear_map import LinearMap, solved
@@ -33,7 +32,7 @@ from deeppcr.lower import longest_in_order
 class AutoSolver(LinearSolver):
     """The solver that `choose_solver` takes for the blocks, on the platform that runs them."""
 
-    def chosen(self, length: int, blocks: Callable[[], Blocks]) -> LinearSolver:
+    def resolve(self, length: int, blocks: Callable[[], Blocks]) -> LinearSolver:
         """See `LinearSolver`; where loops are the fastest, it does not ask for the blocks."""
         return Recurrence() if length <= longest_in_order() else choose_solver(blocks())
 
@@ -73,7 +72,7 @@ def name_of(solver: str | LinearSolver) -> str:
     """The name of a solver, or its string if it has none."""
     if isinstance(solver, str):
         return solver
-    return next((name for name, known in SOLVERS.items() if known == solver), str(solver))
+    return next((name for name, named in SOLVERS.items() if named == solver), str(solver))
 
 
 def choose_solver(blocks: Blocks) -> LinearSolver:
@@ -106,18 +105,11 @@ def solve_recurrence(
         return b
 
     along = Along(reverse=reverse)
-
     leaves, tree = jax.tree.flatten(blocks)
-
-    def with_blocks(known: Leaves) -> Blocks:
-        return jax.tree.unflatten(tree, known)
-
-    def product(known: Leaves, x: tuple[Array, Any]) -> Array:
-        return along.clear_first(with_blocks(known).apply(along.shift(x[0], 1)))
-
+    blocks_of = partial(jax.tree.unflatten, tree)
     solution = LinearMap(
-        lambda known, x: solver.solve(with_blocks(known), x[0], reverse),
-        lambda known, g: (solver.solve_transposed(with_blocks(known), g, reverse), ()),
-        product,
+        lambda arrays, x: solver.solve(blocks_of(arrays), x[0], reverse),
+        lambda arrays, g: (solver.solve_transposed(blocks_of(arrays), g, reverse), ()),
+        lambda arrays, x: along.clear_first(blocks_of(arrays).apply(along.shift(x[0], 1))),
     )
     return solved(solution, leaves, (b, ()))

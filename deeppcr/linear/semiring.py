@@ -70,8 +70,8 @@ def _top(terms: Array, axis: int) -> Array:
 
 
 def _first_largest(terms: Array) -> Array:
-    chosen = jax.nn.one_hot(terms.argmax(-1), terms.shape[-1], dtype=terms.dtype)
-    return jnp.where(terms.max(-1, keepdims=True) > -jnp.inf, chosen, jnp.zeros_like(chosen))
+    largest = jax.nn.one_hot(terms.argmax(-1), terms.shape[-1], dtype=terms.dtype)
+    return jnp.where(terms.max(-1, keepdims=True) > -jnp.inf, largest, jnp.zeros_like(largest))
 
 
 SEMIRINGS = {
@@ -141,7 +141,7 @@ def _solve(
         y = semiring.sum(rows_l + _with_one(y)[..., None, :], -1)
         return y, y
 
-    if isinstance(solver.chosen(len(rows), lambda: Matrices(rows[..., :-1])), Recurrence):
+    if isinstance(solver.resolve(len(rows), lambda: Matrices(rows[..., :-1])), Recurrence):
         return lax.scan(step, start, rows, reverse=reverse)[1]
 
     def after(earlier: Array, later: Array) -> Array:

@@ -139,7 +139,7 @@ class LinearSolver(ABC):
         solve = self._solve_transposed if transposed else self._solve
         return self._in_float32(solve, blocks, b, reverse)
 
-    def chosen(self, length: int, blocks: Callable[[], Blocks]) -> "LinearSolver":
+    def resolve(self, length: int, blocks: Callable[[], Blocks]) -> "LinearSolver":
         """The solver that runs for ``length`` blocks: this one, unless it is "auto".
 
         ``blocks``: makes them, or what has their shapes.
@@ -187,10 +187,10 @@ class LinearSolver(ABC):
             block = Along().step(blocks, index)
             return (block.transpose() if transposed else block).apply(y, "step")
 
-        found = solve_judged(system, blocks, partial(solve, reverse=reverse), by_blocks=True)
-        left = found.leaving, found.y
-        finished = partial(system.complete, product, found.prefix, found.y)
-        return unless(found.prefix == system.total, left, finished)[1]
+        judged = solve_judged(system, blocks, partial(solve, reverse=reverse), by_blocks=True)
+        completed = partial(system.complete, product, judged.prefix, judged.y)
+        is_right = judged.prefix == system.total
+        return unless(is_right, (judged.leaving, judged.y), completed)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +250,9 @@ def _unroll(blocks: Blocks, b: Array) -> int:
     # four steps per trip. A transposed step of 4x4: 0.8 with two, 1.9 with four; of 8x8: more than
     # 2 with two. In batches of 8, from 2x2 on, one step per trip is the fastest or nearly so.
     entries = max(b.size, sum(leaf.size for leaf in jax.tree.leaves(blocks))) // len(b)
-    return 4 if entries <= 4 else 2 if entries <= 16 else 1
+    if entries <= 4:
+        return 4
+    return 2 if entries <= 16 else 1
 
 
 def working_dtype(dtype: Any) -> Any:

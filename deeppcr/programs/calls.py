@@ -11,7 +11,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from deeppcr.arrays.state import combine
+from deeppcr.arrays.state import combine, partition
 from depth.counts import named_axes
 from depth.jaxprs import HoldsProgram, Program, constants_of, equations, without_constants
 
@@ -64,7 +64,7 @@ class Call(Primitive):
         ad.primitive_transposes[self] = self._transpose
         batching.fancy_primitive_batchers[self] = self._map_on
         self.def_effectful_abstract_eval(
-            lambda *_, call_jaxpr, **others: (list(call_jaxpr.out_avals), call_jaxpr.effects)
+            lambda *_, call_jaxpr, **params: (list(call_jaxpr.out_avals), call_jaxpr.effects)
         )
 
     def bind(self, *operands: Any, subfuns: Sequence[Any] = (), **params: Any) -> Any:
@@ -79,7 +79,7 @@ class Call(Primitive):
 
     def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
         """Derivatives are those of the program, which may be lowered as another kind of program."""
-        moves = [not isinstance(t, ad.Zero) for t in tangents]
+        moves = nonzero(tangents)
 
         def run(*moving: Any) -> list[Any]:
             return self.run(*combine(primals, moves, moving), **params)
@@ -88,21 +88,22 @@ class Call(Primitive):
 
     def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
         moves = list(map(ad.is_undefined_primal, operands))
-        given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
+        reached = nonzero(cotangents)
 
         def run(*moving: Any) -> list[Any]:
-            return list(compress(self.run(*combine(operands, moves, moving), **params), given))
+            return partition(self.run(*combine(operands, moves, moving), **params), reached)
 
-        avals = [x.aval for x in compress(operands, moves)]
-        found = iter(self.transposed(run, *avals)(list(compress(cotangents, given))))
-        return [next(found) if moving else None for moving in moves]
+        pull = self.transposed(run, *(x.aval for x in compress(operands, moves)))
+        return combine([None] * len(moves), moves, pull(list(compress(cotangents, reached))))
 
     def transposed(self, f: Callable[..., Any], *avals: Any) -> Callable[..., Any]:
         """The transpose of a program that is linear in its operands, of these types."""
         return jax.linear_transpose(f, *avals)
 
     def _map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
-        if all(each is None for each in axes) and not communicates(params["call_jaxpr"], axis.name):
+        if all(index is None for index in axes) and not communicates(
+            params["call_jaxpr"], axis.name
+        ):
             results = self.bind(*operands, **params)
             return results, [None] * len(results)
         names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name, "axis_size": axis.size}
@@ -113,10 +114,15 @@ class Call(Primitive):
         results = jax.vmap(partial(self.run, **params), axes, **names)(*operands)
         return results, [0] * len(results)
 
-    def run(self, *operands: Any, call_jaxpr: Any, **others: Any) -> list[Any]:
+    def run(self, *operands: Any, call_jaxpr: Any, **params: Any) -> list[Any]:
         """The results of the program."""
         program = call_jaxpr.closed if isinstance(call_jaxpr, Later) else call_jaxpr
         return list(jaxpr_as_fun(program)(*operands))
+
+
+def nonzero(tangents: Sequence[Any]) -> list[bool]:
+    """Which tangents, or cotangents, are arrays, and not known to be zero."""
+    return [not isinstance(t, ad.Zero) for t in tangents]
 
 
 def is_jit_disabled() -> bool:
@@ -147,4 +153,4 @@ def with_operands(closed: Any) -> tuple[Any, list[Any]]:
 
 def communicates(closed: Any, axis: Any) -> bool:
     """Whether examples communicate over their axis."""
-    return any(axis in named_axes(each) for each in equations(without_constants(closed)))
+    return any(axis in axes for axes in map(named_axes, equations(without_constants(closed))))

@@ -159,7 +159,7 @@ def _is_linear(equation: Any, operands: list[bool]) -> bool:
     """Whether an equation is linear in the operands that depend on the state, all together."""
     name, params = equation.primitive.name, equation.params
     if name == "linear_map":
-        return not any(operands[: params["role"].known])
+        return not any(operands[: params["role"].count])
     if name == "custom_linear_solve":
         return not any(operands[: sum(params["const_lengths"])])
     if not all(jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in equation.outvars):
