@@ -11,6 +11,7 @@ Where it is evaluated, equations of a kind may be replaced, in calls, too (`repl
 import dataclasses
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, filterfalse
@@ -102,7 +103,7 @@ class SlicedOnly:
 
 
 class Order(NamedTuple):
-    """The equations from known variables to wanted ones.
+    """The equations from some variables to others.
 
     Attributes:
         equations: in order.
@@ -115,29 +116,29 @@ class Order(NamedTuple):
     splits: dict[Any, Slices]
 
     @classmethod
-    def of(cls, jaxpr: Any, known: Collection[Any], wanted: Sequence[Any]) -> Self:
+    def of(cls, jaxpr: Any, inputs: Collection[Any], outvars: Sequence[Any]) -> Self:
         """Computed once for a program that is evaluated often."""
-        equations = needed(jaxpr, known, wanted)
-        only_cut = _only_cut(equations, wanted).difference(known)
+        equations = needed(jaxpr, inputs, outvars)
+        only_cut = _only_cut(equations, outvars).difference(inputs)
         return cls(equations, only_cut, _splits(equations))
 
 
 def evaluate(
     jaxpr: Any,
-    known: Mapping[Any, Any],
-    wanted: Sequence[Any],
+    environment: Mapping[Any, Any],
+    outvars: Sequence[Any],
     replace: Replacement | None = None,
     order: Order | None = None,
 ) -> list[Any]:
-    """The values of ``wanted``, given those of the variables in ``known``.
+    """The values of ``outvars``, from those of the variables in ``environment``.
 
     See `depth.jaxprs.interpret`.
 
     ``replace(equation, operands)`` may compute the results of an equation itself, or return None.
     ``order``: None if it has not been computed yet.
     """
-    order = order or Order.of(jaxpr, known, wanted)
-    values, pieces = dict(known), dict[Any, list[Any]]()  # of the variables that are split
+    order = order or Order.of(jaxpr, environment, outvars)
+    values, pieces = dict(environment), dict[Any, list[Any]]()  # of the variables that are split
     # Like `interpret`, with two functions fewer between a solve and the user's own step.
     for equation in order.equations:
         operands = [x.val if hasattr(x, "val") else values[x] for x in equation.invars]
@@ -156,13 +157,13 @@ def evaluate(
             results = bind(equation, operands, replace)
         for variable, value in zip(equation.outvars, results, strict=True):
             values.setdefault(variable, value)
-    return [x.val if hasattr(x, "val") else values[x] for x in wanted]
+    return [x.val if hasattr(x, "val") else values[x] for x in outvars]
 
 
 def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
     """The results of a closed program, by `evaluate`."""
-    program, known = entered(closed, operands)
-    return evaluate(program, known, program.outvars, replace)
+    program, environment = entered(closed, operands)
+    return evaluate(program, environment, program.outvars, replace)
 
 
 def opening(rules: bool = False, checkpoints: bool = False) -> Replacement:
@@ -177,8 +178,8 @@ def opening(rules: bool = False, checkpoints: bool = False) -> Replacement:
         inner = None if is_kept else called(equation)
         if inner is None:
             return None
-        program, known = entered(inner, operands)
-        return evaluate(program, known, program.outvars, replace)
+        program, environment = entered(inner, operands)
+        return evaluate(program, environment, program.outvars, replace)
 
     return replace
 
@@ -196,17 +197,17 @@ def opened(program: Program, with_checkpoints: bool = False) -> Program:
     return with_literals(*retraced(program, run))
 
 
-def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
+def _only_cut(equations: Sequence[Any], outvars: Sequence[Any]) -> set[Any]:
     """The elementwise results of which only slices are used, or of what follows elementwise.
 
     Not if slices overlap so much that they are more work than the whole.
     """
-    whole = {atom for atom in wanted if not is_literal(atom)}
+    whole = set(filterfalse(is_literal, outvars))
     only_cut: set[Any] = set()
-    slices: dict[Any, set[Bounds]] = {}  # of what is only sliced
+    slices = defaultdict[Any, set[Bounds]](set)  # of what is only sliced
     for equation in reversed(equations):
         if equation.primitive.name in CUTS:
-            slices.setdefault(equation.invars[0], set()).update(Slices.of(equation).bounds)
+            slices[equation.invars[0]].update(Slices.of(equation).bounds)
             continue
         (result, *_) = equation.outvars or [None]
         cuts = slices.get(result, set())
@@ -215,7 +216,7 @@ def _only_cut(equations: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
             only_cut.add(result)
         for atom in filterfalse(is_literal, equation.invars):
             if is_cut and atom.aval.shape == result.aval.shape:
-                slices.setdefault(atom, set()).update(cuts)
+                slices[atom].update(cuts)
             else:
                 whole.add(atom)
     return only_cut
@@ -226,10 +227,10 @@ def _splits(equations: Sequence[Any]) -> dict[Any, Slices]:
 
     The transpose of `jax.lax.split` is a concatenation, that of slices a sum of arrays with zeros.
     """
-    slices: dict[Any, set[Bounds]] = {}
+    slices = defaultdict[Any, set[Bounds]](set)
     for equation in equations:
         if equation.primitive.name == "slice" and not is_literal(equation.invars[0]):
-            slices.setdefault(equation.invars[0], set()).update(Slices.of(equation).bounds)
+            slices[equation.invars[0]].update(Slices.of(equation).bounds)
     splits = {}
     for whole, parts in slices.items():
         bounds, shape = sorted(parts), whole.aval.shape
@@ -243,8 +244,12 @@ def _splits(equations: Sequence[Any]) -> dict[Any, Slices]:
 
 def _is_less(equation: Any, cuts: Collection[Bounds]) -> bool:
     """Whether slices of a result are not much more work than the whole."""
-    shapes = ([len(range(*axis)) for axis in zip(*bounds, strict=True)] for bounds in cuts)
-    return sum(map(math.prod, shapes)) <= OVERLAP * sum(map(size, equation.outvars))
+    return sum(map(_entries, cuts)) <= OVERLAP * sum(map(size, equation.outvars))
+
+
+def _entries(bounds: Bounds) -> int:
+    """The number of entries of a slice."""
+    return math.prod(len(range(*axis)) for axis in zip(*bounds, strict=True))
 
 
 def replacing(is_of_kind: Callable[[Any], bool], write: Callable[..., Any]) -> Replacement:

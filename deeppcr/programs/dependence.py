@@ -17,6 +17,7 @@ a derivative that is not jax's own.
 """
 
 from collections.abc import Collection, Sequence
+from itertools import filterfalse
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
@@ -51,26 +52,24 @@ class Split(NamedTuple):
 
     @classmethod
     def of(
-        cls, whole: Program, late: Collection[Any], own: Collection[Any], at_once: bool = True
+        cls, whole: Program, late: Collection[Any], per_step: Collection[Any], at_once: bool = True
     ) -> Self:
         """The parts of a program.
 
         Args:
             whole: of late operands and of inputs.
             late: the variables that the rest computes, or takes.
-            own: those that differ from step to step; others are the same in all steps.
+            per_step: those that differ from step to step; others are the same in all steps.
             at_once: whether the first program computes results that are not late, too. Else the
                 rest does, unless it reads them.
         """
-        later = [each for each in whole.eqns if any(y in late for y in each.outvars)]
-        read = [x for x in read_by(later, whole.outvars if at_once else ()) if x not in late]
-        between = [x for x in read if x in own]
-        shared = [x for x in read if x not in own]
-        equations = needed(whole, read, whole.outvars)
+        later = defining(whole, late)
+        _, reads = _separate(read_by(later, whole.outvars if at_once else ()), late)
+        between, shared = _separate(reads, per_step)
+        equations = needed(whole, reads, whole.outvars)
         more = read_by(equations, whole.outvars)  # for the results that are not late
-        inputs = [x for x in whole.invars if x not in late]
+        operands, inputs = _separate(whole.invars, late)
         between += [x for x in inputs if x in more and x not in between]
-        operands = [x for x in whole.invars if x in late]
         rest = Program(shared, [*operands, *between], equations, whole.outvars)
         constants = list(dict.fromkeys([*whole.constvars, *shared]))
         first = Program(constants, inputs, needed(whole, constants, between), between)
@@ -88,16 +87,27 @@ class Split(NamedTuple):
 
     def constants(self, captured: Leaves) -> dict[Any, Any]:
         """The values of the constants of the first program, from those of the whole."""
-        known = dict(zip(self.whole.constvars, captured, strict=True))
-        values = evaluate(self.whole, known, self.shared)
-        return known | dict(zip(self.shared, values, strict=True))
+        environment = dict(zip(self.whole.constvars, captured, strict=True))
+        values = evaluate(self.whole, environment, self.shared)
+        return environment | dict(zip(self.shared, values, strict=True))
 
     def values_between(
         self, constants: dict[Any, Any], inputs: Leaves, replace: Replacement | None = None
     ) -> Leaves:
         """What the rest reads of a step; ``replace`` as in `evaluate`."""
-        known = constants | dict(zip(self.first.invars, inputs, strict=True))
-        return evaluate(self.first, known, self.between, replace)
+        environment = constants | dict(zip(self.first.invars, inputs, strict=True))
+        return evaluate(self.first, environment, self.between, replace)
+
+
+def _separate(variables: Collection[Any], members: Collection[Any]) -> tuple[list[Any], list[Any]]:
+    """The variables that are members, and the others."""
+    is_member = members.__contains__
+    return list(filter(is_member, variables)), list(filterfalse(is_member, variables))
+
+
+def defining(program: Any, variables: Collection[Any]) -> list[Any]:
+    """The equations that compute any of these variables."""
+    return [x for x in program.eqns if any(map(variables.__contains__, x.outvars))]
 
 
 def is_affine(program: Any, states: int) -> bool:
@@ -132,7 +142,7 @@ def _results(equation: Any, operands: list[bool]) -> list[bool]:
     if inner is not None:
         return _follow(inner, operands)
     if name == "cond" and not operands[0]:
-        branches = [_follow(each, operands[1:]) for each in params["branches"]]
+        branches = [_follow(branch, operands[1:]) for branch in params["branches"]]
         return list(map(any, zip(*branches, strict=True)))
     if name == "scan":
         return _of_a_loop(equation, operands)

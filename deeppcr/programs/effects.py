@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 
 from deeppcr.arrays.avals import abstract, varying_axes
 from deeppcr.arrays.state import combine, floating, partition
+from deeppcr.programs.dependence import defining
 from depth.counts import named_axes
 from depth.jaxprs import (
     bind,
@@ -22,6 +23,7 @@ from depth.jaxprs import (
     moved_by,
     names,
     needed,
+    read_by,
     without_constants,
 )
 from depth.primitives import of_kind, primitive
@@ -94,18 +96,18 @@ def _has_derivative(equation: Any) -> bool:
 
 
 def _error_of_derivative(
-    jaxpr: Any, wanted: Sequence[Any], moves: Sequence[bool], backwards: bool
+    jaxpr: Any, outvars: Sequence[Any], moves: Sequence[bool], backwards: bool
 ) -> str:
     """The first line of the error that the derivative of a program raises; "" if it raises none.
 
-    Of ``wanted`` results with respect to the constants and inputs that move.
+    Of ``outvars`` with respect to the constants and inputs that move.
     """
-    followed = needed(jaxpr, {*jaxpr.constvars, *jaxpr.invars}, wanted)
+    followed = needed(jaxpr, {*jaxpr.constvars, *jaxpr.invars}, outvars)
 
     def derivative(values: list[Any]) -> Any:
         def f(moving: list[Any]) -> list[Any]:
-            known = jaxpr.known(combine(values, moves, moving))
-            results = interpret(jaxpr, known, wanted, bind, equations=followed)
+            environment = jaxpr.known(combine(values, moves, moving))
+            results = interpret(jaxpr, environment, outvars, bind, equations=followed)
             return partition(results, floating(results))
 
         if not backwards:
@@ -131,10 +133,10 @@ def couples_devices(jaxpr: Any, varied: frozenset[str]) -> str:
     manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
     if not manual:
         return ""
-    every = equations(jaxpr)
-    is_known = any(varying_axes([x.aval for x in each.invars]) for each in every)
+    inner = equations(jaxpr)
+    is_known = varying_axes([x.aval for x in read_by(inner)])
     axes = varied if is_known else manual
-    return _collectives(x for x in every if x.primitive.name not in LOCAL and named_axes(x) & axes)
+    return _collectives(x for x in inner if x.primitive.name not in LOCAL and named_axes(x) & axes)
 
 
 def without_steps(jaxpr: Any) -> str:
@@ -144,8 +146,8 @@ def without_steps(jaxpr: Any) -> str:
     axes.
     """
     manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
-    every = (x for x in equations(jaxpr) if named_axes(x) - manual)
-    return _collectives(x for x in every if x.primitive.name not in (*LOCAL, *MAPPED))
+    mapped = (x for x in equations(jaxpr) if named_axes(x) - manual)
+    return _collectives(x for x in mapped if x.primitive.name not in (*LOCAL, *MAPPED))
 
 
 def named_shardings(jaxpr: Any) -> str:
@@ -169,10 +171,10 @@ def _names_one(equation: Any) -> bool:
     return any(named.spec) or kinds == {AxisType.Auto}  # derivatives name those that are replicated
 
 
-def _collectives(communicating: Iterable[Any]) -> str:
+def _collectives(inner: Iterable[Any]) -> str:
     """Equations in words, each once."""
-    each = (f"{x.primitive.name} over {', '.join(map(repr, named_axes(x)))}" for x in communicating)
-    return ", ".join(dict.fromkeys(each))
+    words = (f"{x.primitive.name} over {', '.join(map(repr, named_axes(x)))}" for x in inner)
+    return ", ".join(dict.fromkeys(words))
 
 
 def without_vmap(jaxpr: Any) -> str:
@@ -180,8 +182,8 @@ def without_vmap(jaxpr: Any) -> str:
 
     Callbacks say how they are mapped, or that they are not (``vmap_method=None``).
     """
-    refuse = (each for each in equations(jaxpr) if each.params.get("vmap_method", "") is None)
-    return next((each.primitive.name for each in refuse), "")
+    refusing = (x for x in equations(jaxpr) if x.params.get("vmap_method", "") is None)
+    return next((x.primitive.name for x in refusing), "")
 
 
 def _may_be_forwards_only(equation: Any) -> bool:
@@ -201,8 +203,8 @@ def side_effects(closed: Any) -> tuple[str, ...]:
         return ()
     acting = filter(has_side_effects, without_constants(closed).eqns)
     reference = "a mutable reference (jax.new_ref)"
-    each = (reference if has_references(x) else str(x.primitive.name) for x in acting)
-    return tuple(dict.fromkeys(each))
+    effects = (reference if has_references(x) else str(x.primitive.name) for x in acting)
+    return tuple(dict.fromkeys(effects))
 
 
 def has_references(equation: Any) -> bool:
@@ -221,9 +223,9 @@ def drawn_alone(jaxpr: Any) -> str:
     `jax.vmap` draws for each key what it draws for the key alone only if keys are those of
     threefry, jax's default. Keys that are the same in all steps do no harm.
     """
-    moved = moved_by(jaxpr, jaxpr.invars)
-    moving = [each for each in jaxpr.eqns if not moved.isdisjoint(each.outvars)]
-    drawing = of_kind(equations(jaxpr._replace(eqns=moving)), "random", "opaque")
+    dependent = moved_by(jaxpr, jaxpr.invars)
+    moving = jaxpr._replace(eqns=defining(jaxpr, dependent))
+    drawing = of_kind(equations(moving), "random", "opaque")
     return next((str(x.invars[0].aval.dtype) for x in drawing if _draws_alone(x)), "")
 
 

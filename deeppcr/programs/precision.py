@@ -29,14 +29,13 @@ ROUNDOFF = {lax.Precision.DEFAULT: 2.0**-8, TF32: 2.0**-11, lax.Precision.HIGHES
 
 def in_full_precision(program: Program) -> Program:
     """The same program, its variables included, with such products, also in derivative rules."""
-    conversion = _Conversion()
-    return program._replace(eqns=[conversion.equation(each) for each in program.eqns])
+    return program._replace(eqns=list(map(_Conversion().equation, program.eqns)))
 
 
 def own_rounding(program: Program) -> float:
     """The unit roundoff of the products for which a user asked less than full precision; else 0."""
-    products = [each for each in equations(program) if _is_of_full_operands(each)]
-    return max((_roundoff(each.params["precision"]) for each in products), default=0.0)
+    products = filter(_is_of_full_operands, equations(program))
+    return max((_roundoff(product.params["precision"]) for product in products), default=0.0)
 
 
 def _roundoff(precision: Any) -> float:
@@ -44,7 +43,7 @@ def _roundoff(precision: Any) -> float:
     if precision is None:  # it is computed in full precision here
         return 0.0
     if isinstance(precision, tuple):
-        return max(ROUNDOFF[each] for each in precision)
+        return max(map(ROUNDOFF.__getitem__, precision))
     return ROUNDOFF[lax.Precision.DEFAULT if str(precision).startswith("BF16") else TF32]
 
 
@@ -75,7 +74,7 @@ class _Conversion:
         """A jaxpr, closed or not; the same object if nothing changes."""
         if id(value) not in self._converted:
             inner, new = getattr(value, "jaxpr", value), value
-            eqns = [self.equation(each) for each in inner.eqns]
+            eqns = list(map(self.equation, inner.eqns))
             if not all(map(operator.is_, eqns, inner.eqns)):
                 new = inner.replace(eqns=eqns)
                 new = new if inner is value else value.replace(jaxpr=new)

@@ -11,6 +11,7 @@ equation, including the functions that it calls and their derivative rules (`jax
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -93,14 +94,15 @@ class Retrace:
     def _replace(self, equation: Any, operands: list[Any]) -> list[Any] | None:
         """The results of an equation, by its programs retraced; None to evaluate it as it is."""
         params = {
-            key: value if key == "bwd" else self._convert(value)  # which runs on other types
+            key: converted(value, self._inner, self._derivative)
             for key, value in equation.params.items()
+            if key != "bwd"  # which runs on other types
         }
-        if any(params[key] is not value for key, value in equation.params.items()):
+        if any(value is not equation.params[key] for key, value in params.items()):
             operands = self._cast(operands)
         if self.axes is None:
-            params |= {key: None for key in SHARDINGS if key in params}
-        return bind(equation.replace(params=params), operands)
+            params |= dict.fromkeys(filter(params.__contains__, SHARDINGS))
+        return bind(equation.replace(params=equation.params | params), operands)
 
     def program(self, program: Program) -> tuple[Program, list[Any]]:
         """The program, retraced: see `retraced`."""
@@ -108,8 +110,8 @@ class Retrace:
             return retraced(program, partial(self._run, program), self.type)
 
     def _run(self, program: Program, values: Sequence[Any]) -> list[Any]:
-        known, rule = program.known(values), partial(bind, replace=self._replace)
-        return self._cast(interpret(program, known, program.outvars, rule))
+        rule = partial(bind, replace=self._replace)
+        return self._cast(interpret(program, program.known(values), program.outvars, rule))
 
     def _cast(self, values: Sequence[Any]) -> list[Any]:
         """Values as programs inside of the program take and return them."""
@@ -124,9 +126,6 @@ class Retrace:
 
         with self.mesh():
             return jax.make_jaxpr(run)([self.type(x.aval) for x in program.invars])
-
-    def _convert(self, value: Any) -> Any:
-        return converted(value, self._inner, self._derivative)
 
     def _inner(self, jaxpr: Any) -> Any:
         closed = self._closed(jaxpr, constants_of(jaxpr))
@@ -153,8 +152,8 @@ def converted(parameter: Any, program: Callable[[Any], Any], rule: Callable[...,
     instead of a derivative rule, ``theirs``.
     """
     if isinstance(parameter, tuple | list):
-        new = [converted(each, program, rule) for each in parameter]
-        if all(a is b for a, b in zip(new, parameter, strict=True)):
+        new = [converted(value, program, rule) for value in parameter]
+        if all(map(operator.is_, new, parameter)):
             return parameter
         has_names = hasattr(parameter, "_fields")
         return type(parameter)(*new) if has_names else type(parameter)(new)
@@ -168,12 +167,12 @@ def with_literals(program: Program, constants: Sequence[Any]) -> Program:
     """The program with its last constants, of these values, as literals."""
     if not constants:
         return program
-    kept = len(program.constvars) - len(constants)
-    pairs = zip(program.constvars[kept:], constants, strict=True)
+    count = len(program.constvars) - len(constants)
+    pairs = zip(program.constvars[count:], constants, strict=True)
     literals = {variable: Literal(value, variable.aval) for variable, value in pairs}
 
     def put(atoms: Sequence[Any]) -> list[Any]:
         return [atom if is_literal(atom) else literals.get(atom, atom) for atom in atoms]
 
-    equations = [each.replace(invars=put(each.invars)) for each in program.eqns]
-    return Program(program.constvars[:kept], program.invars, equations, put(program.outvars))
+    equations = [x.replace(invars=put(x.invars)) for x in program.eqns]
+    return Program(program.constvars[:count], program.invars, equations, put(program.outvars))

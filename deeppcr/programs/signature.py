@@ -87,23 +87,24 @@ class _Signature:
         inputs = tuple(map(number, (*jaxpr.constvars, *jaxpr.invars)))
         equations = tuple(
             (
-                each.primitive.name,
-                str(each.ctx),
-                tuple(map(number, each.invars)),
-                self._parameters(each),
-                tuple(map(number, each.outvars)),
+                equation.primitive.name,
+                str(equation.ctx),
+                tuple(map(number, equation.invars)),
+                self._parameters(equation),
+                tuple(map(number, equation.outvars)),
             )
-            for each in jaxpr.eqns
+            for equation in jaxpr.eqns
         )
         constants = tuple(map(self.of, constants_of(closed)))
-        return (inputs, constants, equations, tuple(number(atom) for atom in jaxpr.outvars))
+        return (inputs, constants, equations, tuple(map(number, jaxpr.outvars)))
 
     def _parameters(self, equation: Any) -> Any:
         for value in equation.params.values():
             if isinstance(value, Signed):
-                found = value.signature
-                self.reason = self.reason if found is not None else "a chain of such a step"
-                return id(value) if found is None else found
+                if (key := value.signature) is not None:
+                    return key
+                self.reason = "a chain of such a step"
+                return id(value)
         named = dict(equation.params)
         if equation.primitive is reduce_p:
             named.pop("computation")  # a function, whose program is another parameter

@@ -21,14 +21,14 @@ TRIPS = 8  # of a loop until no more elements depend on the state
 
 def call(visit: Visit) -> list[Labels]:
     """A program with the operands and the results of the equation."""
-    return visit.walk.program(called(visit.equation), visit.operands, visit.wanted)
+    return visit.walk.program(called(visit.equation), visit.operands, visit.used)
 
 
 def cond(visit: Visit) -> list[Labels]:
     """Any of the branches; the choice depends on everything that the index depends on."""
     index, *operands = visit.operands
     branches = visit.params["branches"]
-    results = [visit.walk.program(each, operands, visit.wanted) for each in branches]
+    results = [visit.walk.program(branch, operands, visit.used) for branch in branches]
     return visit.combined(visit.everywhere(index), *results)
 
 
@@ -48,20 +48,20 @@ def scan(visit: Visit) -> list[Labels]:
 def _row(visit: Visit, labels: Labels) -> Labels:
     """One label for all elements along the first axis, which is removed."""
     axes = [] if labels is None else [(axis, axis - 1) for axis in range(1, labels.ndim)]
-    return visit.groups.moved(labels, axes, len(axes))
+    return visit.groups.move_axes(labels, axes, len(axes))
 
 
 def while_loop(visit: Visit) -> list[Labels]:
     """A loop whose number of trips depends on everything that its condition depends on."""
     params, walk, body = visit.params, visit.walk, without_constants(visit.params["body_jaxpr"])
     first, start = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    kept = [a is b for a, b in zip(body.outvars, body.invars[start - first :], strict=True)]
+    unchanged = [a is b for a, b in zip(body.outvars, body.invars[start - first :], strict=True)]
 
     def trip(state: list[Labels]) -> list[Labels]:
         (going,) = walk.program(params["cond_jaxpr"], [*visit.operands[:first], *state])
         results = walk.program(body, [*visit.operands[first:start], *state])
         goings = [_leading(visit, going, shape) for shape in visit.results]
-        return combine(visit.combined(results, goings), kept, partition(results, kept))
+        return combine(visit.combined(results, goings), unchanged, partition(results, unchanged))
 
     return _fixed_point(visit, trip, visit.operands[start:])
 
@@ -84,8 +84,8 @@ def _fixed_point(
     for _ in range(TRIPS):
         extent = _extent(state)
         results = trip(state)
-        each = zip(state, results, visit.results, strict=False)
-        state = [visit.groups.combine(a, b, shape=shape) for a, b, shape in each]
+        rows = zip(state, results, visit.results, strict=False)
+        state = [visit.groups.combine(a, b, shape=shape) for a, b, shape in rows]
         if _extent(state) == extent:  # the same elements meet in any further trip
             stacked = zip(results[carried:], visit.results[carried:], strict=True)
             return [*state, *(None if x is None else np.broadcast_to(x, s) for x, s in stacked)]

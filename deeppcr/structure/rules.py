@@ -7,6 +7,7 @@ depends on the state, so does everything read or written through it.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import count
 
 from deeppcr.structure.walk import Axes, Labels, Rule, Visit, filled
 from depth.primitives import primitive
@@ -37,8 +38,8 @@ def apart(axes_of: Callable[[Visit], Sequence[Axes]]) -> Rule:
         operands = list(zip(visit.operands, axes_of(visit), strict=True))
         results = []
         for shape in visit.results:
-            moved = [visit.groups.moved(labels, axes, len(shape)) for labels, axes in operands]
-            results.append(visit.groups.combine(*moved, shape=shape))
+            labels = [visit.groups.move_axes(x, axes, len(shape)) for x, axes in operands]
+            results.append(visit.groups.combine(*labels, shape=shape))
         return results
 
     return rule
@@ -46,8 +47,7 @@ def apart(axes_of: Callable[[Visit], Sequence[Axes]]) -> Rule:
 
 def _reduction(visit: Visit) -> list[Axes]:
     """Combine the elements along some axes, which are removed."""
-    kept = _others(visit.shape(0), visit.params["axes"])
-    return [[(axis, i) for i, axis in enumerate(kept)]]
+    return [list(zip(_other_axes(visit.shape(0), visit.params["axes"]), count()))]
 
 
 def together(axes_of: Callable[[Visit], Collection[int]]) -> Rule:
@@ -56,14 +56,14 @@ def together(axes_of: Callable[[Visit], Collection[int]]) -> Rule:
     All others are axes of all operands and results.
     """
 
-    def kept(visit: Visit) -> list[Axes]:
-        axes = [(axis, axis) for axis in _others(visit.shape(0), axes_of(visit))]
-        return [axes] * len(visit.operands)
+    def batch_axes(visit: Visit) -> list[Axes]:
+        axes = _other_axes(visit.shape(0), axes_of(visit))
+        return [list(zip(axes, axes, strict=True))] * len(visit.operands)
 
-    return apart(kept)
+    return apart(batch_axes)
 
 
-def _others(shape: tuple[int, ...], axes: Collection[int]) -> list[int]:
+def _other_axes(shape: tuple[int, ...], axes: Collection[int]) -> list[int]:
     return [axis for axis in range(len(shape)) if axis not in axes]
 
 
@@ -75,13 +75,13 @@ def _axis(visit: Visit) -> list[int]:
 
 def _slides(visit: Visit) -> list[int]:
     """The axes that a window slides along."""
-    each = zip(visit.params["window_dimensions"], visit.shape(0), visit.results[0], strict=True)
-    return [axis for axis, (size, old, new) in enumerate(each) if size > 1 or old != new]
+    sizes = zip(visit.params["window_dimensions"], visit.shape(0), visit.results[0], strict=True)
+    return [axis for axis, (size, old, new) in enumerate(sizes) if size > 1 or old != new]
 
 
-def _last(count: int) -> Callable[[Visit], Collection[int]]:
+def _last(number: int) -> Callable[[Visit], Collection[int]]:
     """The last axes; those before them are batch axes."""
-    return lambda visit: range(len(visit.shape(0)))[-count:]
+    return lambda visit: range(len(visit.shape(0)))[-number:]
 
 
 def _transformed(visit: Visit) -> Collection[int]:
@@ -91,11 +91,11 @@ def _transformed(visit: Visit) -> Collection[int]:
 def _dot(visit: Visit) -> list[Axes]:
     """Combine the elements along the contracted axes of both operands, for each batch index."""
     (left_in, right_in), (left_batch, right_batch) = visit.params["dimension_numbers"]
-    left = *left_batch, *_others(visit.shape(0), (*left_batch, *left_in))
-    columns = _others(visit.shape(1), (*right_batch, *right_in))
-    of_left = [(axis, i) for i, axis in enumerate(left)]
-    of_batch = [(axis, i) for i, axis in enumerate(right_batch)]
-    return [of_left, [*of_batch, *((axis, len(left) + i) for i, axis in enumerate(columns))]]
+    rows = *left_batch, *_other_axes(visit.shape(0), (*left_batch, *left_in))
+    columns = _other_axes(visit.shape(1), (*right_batch, *right_in))
+    of_left = list(zip(rows, count()))
+    of_right = [*zip(right_batch, count()), *zip(columns, count(len(rows)))]
+    return [of_left, of_right]
 
 
 def _convolution(visit: Visit) -> list[Axes]:
@@ -122,7 +122,7 @@ RULES: dict[str, Rule] = {
 def _read(visit: Visit, axes: Axes, index: Labels) -> list[Labels]:
     """The labels read from the first operand."""
     (shape,) = visit.results
-    values = visit.groups.moved(visit.operands[0], axes, len(shape))
+    values = visit.groups.move_axes(visit.operands[0], axes, len(shape))
     return [visit.groups.combine(values, index, shape=shape)]
 
 
@@ -130,7 +130,7 @@ def _write(visit: Visit, axes: Axes, index: Labels, written: int) -> list[Labels
     """The first operand after the operand ``written`` was written to it."""
     groups, shape = visit.groups, visit.shape(0)
     values = groups.combine(visit.operands[written], index, shape=visit.shape(written))
-    values = groups.moved(values, [(after, before) for before, after in axes], len(shape))
+    values = groups.move_axes(values, [(after, before) for before, after in axes], len(shape))
     return [groups.combine(visit.operands[0], values, shape=shape)]
 
 
@@ -157,7 +157,7 @@ def _indexed(
     inside = [axis for axis in range(len(shape)) if axis not in (*hidden, *batched)]
     axes = [(a, b) for a, b in zip(inside, windows, strict=True) if shape[a] == other[b]]
     axes += [(a, places[b]) for a, b in zip(batched, batch_axes, strict=True)]
-    return axes, visit.groups.moved(visit.operands[1], list(enumerate(places)), len(other))
+    return axes, visit.groups.move_axes(visit.operands[1], list(enumerate(places)), len(other))
 
 
 def _gather(visit: Visit) -> list[Labels]:
@@ -176,8 +176,8 @@ def _scatter(visit: Visit) -> list[Labels]:
 
 def _complete(visit: Visit, window: Sequence[int]) -> Axes:
     """The axes along which a window has all of the array."""
-    each = enumerate(zip(visit.shape(0), window, strict=True))
-    return [(axis, axis) for axis, (full, size) in each if full == size]
+    sizes = enumerate(zip(visit.shape(0), window, strict=True))
+    return [(axis, axis) for axis, (full, size) in sizes if full == size]
 
 
 def _dynamic_slice(visit: Visit) -> list[Labels]:

@@ -48,16 +48,16 @@ class DisjointSets:
         self.joins: Counter[tuple[Any, ...]] = Counter()
         self.across_devices = False
 
-    def unite(self, left: Array, right: Array) -> None:
+    def unite(self, a: Array, b: Array) -> None:
         """Make one group of each pair of labels, none of them 0."""
-        left, right = self.parent[left], self.parent[right]
-        self.joins[self.cause] += int((left != right).sum())
-        while (differ := left != right).any():
-            left, right = left[differ], right[differ]
-            np.minimum.at(self.parent, np.maximum(left, right), np.minimum(left, right))
+        a, b = self.parent[a], self.parent[b]
+        self.joins[self.cause] += int((a != b).sum())
+        while (unequal := a != b).any():
+            a, b = a[unequal], b[unequal]
+            np.minimum.at(self.parent, np.maximum(a, b), np.minimum(a, b))
             while not np.array_equal(roots := self.parent[self.parent], self.parent):
                 self.parent = roots
-            left, right = self.parent[left], self.parent[right]
+            a, b = self.parent[a], self.parent[b]
 
     def combine(self, *labels: Labels, shape: Sequence[int]) -> Labels:
         """The labels of an elementwise operation.
@@ -78,7 +78,7 @@ class DisjointSets:
         # If no label of a is 0, the groups of b now are those of a, which has fewer elements.
         return a if a.all() else np.maximum(a, b)
 
-    def moved(self, labels: Labels, axes: Axes, ndim: int) -> Labels:
+    def move_axes(self, labels: Labels, axes: Axes, ndim: int) -> Labels:
         """Labels, some axes moved to axes of an array of ``ndim``; one label along all others."""
         if labels is None or labels.size == 0:
             return None
@@ -100,7 +100,7 @@ class DisjointSets:
     def all_of(self, *labels: Labels) -> Labels:
         """One label, a scalar, for all elements of all arrays."""
         flat = [thin(array).reshape(-1) for array in labels if array is not None]
-        return self.moved(np.concatenate(flat), [], 0) if flat else None
+        return self.move_axes(np.concatenate(flat), [], 0) if flat else None
 
 
 def thin(array: Array) -> Array:
@@ -132,14 +132,14 @@ class Walk:
     derivatives: dict[Any, Any] = field(default_factory=dict)
 
     def program(
-        self, closed: Any, inputs: Sequence[Labels], wanted: Sequence[bool] | None = None
+        self, closed: Any, inputs: Sequence[Labels], used: Sequence[bool] | None = None
     ) -> list[Labels]:
         """The labels of the outputs, given those of the inputs.
 
-        None for outputs that are not ``wanted``.
+        None for outputs that are not ``used``.
         """
         jaxpr = without_constants(closed)
-        outputs = jaxpr.outvars if wanted is None else partition(jaxpr.outvars, wanted)
+        outputs = jaxpr.outvars if used is None else partition(jaxpr.outvars, used)
         # Effects without results, such as printing, are not dependences.
         equations = needed(jaxpr, (), outputs, _hands_back)
         start = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, inputs, strict=True))
@@ -149,7 +149,7 @@ class Walk:
             labels = interpret(jaxpr, start, outputs, rule, lambda _: None, equations)
         finally:
             self.groups.cause = outer
-        return labels if wanted is None else combine([None] * len(wanted), wanted, labels)
+        return labels if used is None else combine([None] * len(used), used, labels)
 
     def unknown(self, visit: "Visit") -> list[Labels]:
         """Labels that are valid for any primitive.
@@ -163,15 +163,15 @@ class Walk:
     def _follow(
         self,
         outer: tuple[Any, ...],
-        used: Collection[Any],
+        variables: Collection[Any],
         equation: Any,
         operands: list[Labels],
     ) -> list[Labels]:
-        """The labels of the results of an equation; ``used``: the variables that are read."""
+        """The labels of the results of an equation; ``variables``: those that are read."""
         if not equation.effects and all(labels is None for labels in operands):
             return [None] * len(equation.outvars)
         self.groups.cause, properties = (equation, *outer), primitive(equation)
-        visit = Visit(self, equation, operands, [y in used for y in equation.outvars])
+        visit = Visit(self, equation, operands, [y in variables for y in equation.outvars])
         rule = self.rules.get(equation.primitive.name) or self.rules.get(properties.kind)
         if properties.kind == "call" and not properties.inlines:
             rule = None
@@ -184,8 +184,8 @@ class Walk:
             return self.unknown(visit)
         with suppress(Exception):  # parameters of another jax, or no derivative that can be traced
             results = rule(visit)
-            each = zip(results, visit.results, strict=True)
-            if all(labels is None or labels.shape == shape for labels, shape in each):
+            pairs = zip(results, visit.results, strict=True)
+            if all(labels is None or labels.shape == shape for labels, shape in pairs):
                 return results
         return self.unknown(visit)
 
@@ -198,13 +198,13 @@ class Visit:
         walk: the walk.
         equation: the equation.
         operands: the labels of each operand.
-        wanted: which of the results are needed.
+        used: which of the results are needed.
     """
 
     walk: Walk
     equation: Any
     operands: list[Labels]
-    wanted: list[bool]
+    used: list[bool]
 
     @property
     def groups(self) -> DisjointSets:
@@ -231,8 +231,8 @@ class Visit:
 
     def combined(self, *results: Iterable[Labels]) -> list[Labels]:
         """Results that depend on all that these do, which may be scalars or broadcast."""
-        each = zip(self.results, *results, strict=True)
-        return [self.groups.combine(*labels, shape=shape) for shape, *labels in each]
+        rows = zip(self.results, *results, strict=True)
+        return [self.groups.combine(*labels, shape=shape) for shape, *labels in rows]
 
 
 # The labels of the results of an equation.
