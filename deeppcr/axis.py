@@ -86,7 +86,7 @@ class ChainAxis:
         """
         shape = (*values, *true)[0].shape
         index, end = self.indices(shape), jnp.int32(self.total(shape[0]))
-        first_false = [jnp.where(each, end, index) for each in true]
+        first_false = [jnp.where(holds, end, index) for holds in true]
         least = [jnp.zeros((), x.dtype) for x in values], [end] * len(true)
         return lax.reduce(
             (list(values), first_false), least, _larger_and_smaller, tuple(range(len(shape)))
@@ -121,20 +121,20 @@ class ChainAxis:
         return lax.cumsum(x, axis=axis, reverse=self.backwards)
 
     def sequentially(
-        self, work: Callable[[Any, Any], tuple[Any, Any]], entry: Any, own: Any
+        self, work: Callable[[Any, Any], tuple[Any, Any]], entry: Any, arrays: Any
     ) -> tuple[Any, Any]:
-        """Run ``work(entry, own) -> (exit, new)`` shard after shard, each from the exit before it.
+        """Run ``work(entry, arrays) -> (exit, new)`` shard after shard, from the exit before.
 
         Args:
             work: the work on one shard, without communication.
             entry: the entry of the first shard, a pytree.
-            own: the shard's own arrays; ``new`` has the same structure, shapes and dtypes.
+            arrays: those of the shard; ``new`` has the same structure, shapes and dtypes.
                 None if there are none before.
 
         Returns:
             the exit of the last shard, and each shard's ``new``.
         """
-        return work(entry, own)
+        return work(entry, arrays)
 
     @property
     def scan(self) -> Callable[..., tuple[Any, Any]]:

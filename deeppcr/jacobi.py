@@ -24,6 +24,7 @@ Inference for Translation via Parallel Decoding*, ACL 2023.
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -141,39 +142,39 @@ def triangular(
 
     # The arrays that the step reads become arguments, which are differentiated. Inside
     # `jax.shard_map` entries vary as these arrays do.
-    program, read = _traced(step, jax.tree.unflatten(tree, leaves))
-    if varying_axes(read) - varying_axes(leaves):
-        leaves = like(leaves, read)
-        program, read = _traced(step, jax.tree.unflatten(tree, leaves))
+    program, arrays = _traced(step, jax.tree.unflatten(tree, leaves))
+    if varying_axes(arrays) - varying_axes(leaves):
+        leaves = like(leaves, arrays)
+        program, arrays = _traced(step, jax.tree.unflatten(tree, leaves))
 
-    def f(y: Leaves, read: Leaves) -> Leaves:
-        return list(jaxpr_as_fun(program)(*read, *y))
+    def f(y: Leaves, arrays: Leaves) -> Leaves:
+        return list(jaxpr_as_fun(program)(*arrays, *y))
 
-    start, constant = lax.stop_gradient((leaves, read))
-    found = _iterate(lambda y: f(y, constant), start, window or length, rtol, constant)
-    states = found.states
-    right = found.broken >= length
+    start, constant = lax.stop_gradient((leaves, arrays))
+    end = _iterate(lambda y: f(y, constant), start, window or length, rtol, constant)
+    states = end.states
+    right = end.broken >= length
     moves = floating(states)
     if reals := partition(states, moves):
 
-        def of_reals(y: Leaves, read: Leaves) -> Leaves:
-            states, read = read[: len(moves)], read[len(moves) :]
-            return partition(f(combine(states, moves, y), read), moves)
+        def of_reals(y: Leaves, arrays: Leaves) -> Leaves:
+            states, arrays = arrays[: len(moves)], arrays[len(moves) :]
+            return partition(f(combine(states, moves, y), arrays), moves)
 
-        reals = _differentiable(of_reals, reals, [*lax.stop_gradient(states), *read])
+        reals = _differentiable(of_reals, reals, [*lax.stop_gradient(states), *arrays])
     states = combine(states, moves, reals)
     finite = [jnp.isfinite(lax.stop_gradient(leaf)).all() for leaf in reals]
     result = jnp.where(jnp.stack([*finite, True]).all(), Result.CONVERGED, Result.NOT_FINITE)
     result = jnp.where(right, result, Result.NOT_CONVERGED).astype(jnp.int32)
     if not isinstance(right, jax.core.Tracer) and not right:
         raise ValueError(
-            f"step is not triangular: entry {found.broken} of what it returns changed, although "
+            f"step is not triangular: entry {end.broken} of what it returns changed, although "
             "the entries before it did not; expected it to depend on them alone. (A NaN times zero "
             "is NaN: mask what a model does not read by jnp.where. If the entry changed by "
             "rounding, set rtol above that.)"
         )
     value = jax.tree.unflatten(tree, states)
-    return TriangularSolution(value, found.iterations, found.broken, result)
+    return TriangularSolution(value, end.iterations, end.broken, result)
 
 
 class _Iterate(NamedTuple):
@@ -189,8 +190,8 @@ class _Iterate(NamedTuple):
     is_last: Array
 
 
-def _iterate(f: Map, start: Leaves, window: int, rtol: float | None, others: Leaves) -> _Iterate:
-    """Iterate ``f``, which reads ``others``, from ``start`` until nothing changes."""
+def _iterate(f: Map, start: Leaves, window: int, rtol: float | None, arrays: Leaves) -> _Iterate:
+    """Iterate ``f``, which reads ``arrays``, from ``start`` until nothing changes."""
     length = len(start[0])
     index = jnp.arange(length, dtype=jnp.int32)
 
@@ -202,18 +203,18 @@ def _iterate(f: Map, start: Leaves, window: int, rtol: float | None, others: Lea
 
         def all_agree(agree: Callable[[Array, Array], Array]) -> Array:
             """Bool ``[L]``."""
-            return jnp.stack([agree(*both) for both in zip(new, now.states, strict=True)]).all(0)
+            return jnp.stack(list(map(agree, new, now.states))).all(0)
 
         is_settled = index < now.settled
         same = is_settled | all_agree(_same)
-        kept = all_agree(lambda new, old: _close(new, old, rtol or 0.0, _rounding(new.dtype)))
-        broken = first(is_settled & ~kept)
+        steady = all_agree(lambda new, old: _close(new, old, rtol or 0.0, _rounding(new.dtype)))
+        broken = first(is_settled & ~steady)
         close = same if rtol is None else same | all_agree(partial(_close, rtol=rtol))
         changed = first(~close)
         takes = ~is_settled & (index < changed + window)
         states = [
-            jnp.where(takes.reshape(-1, *[1] * (old.ndim - 1)), each, old)
-            for each, old in zip(new, now.states, strict=True)
+            jnp.where(takes.reshape(-1, *[1] * (old.ndim - 1)), y, old)
+            for y, old in zip(new, now.states, strict=True)
         ]
         settled = jnp.minimum(first(~same) + 1, length)
         is_last = (changed == length) | (broken < length)
@@ -221,7 +222,7 @@ def _iterate(f: Map, start: Leaves, window: int, rtol: float | None, others: Lea
 
     zero, no = jnp.int32(0), jnp.array(False)
     begin = _Iterate(list(start), zero, jnp.int32(length), zero, no)
-    return lax.while_loop(lambda now: ~now.is_last, trip, like(begin, begin, others))
+    return lax.while_loop(lambda now: ~now.is_last, trip, like(begin, begin, arrays))
 
 
 def _same(new: Array, old: Array) -> Array:
@@ -267,23 +268,23 @@ def _rounding(dtype: Any) -> float:
     return float(info.eps) * (SUMS if info.bits >= 32 else 2)
 
 
-def _differentiable(f: Callable[[Leaves, Leaves], Leaves], root: Leaves, read: Leaves) -> Leaves:
-    """The ``root`` of ``y = f(y, read)``, with derivatives: ``dy = J dy + c``."""
+def _differentiable(f: Callable[[Leaves, Leaves], Leaves], root: Leaves, arrays: Leaves) -> Leaves:
+    """The ``root`` of ``y = f(y, arrays)``, with derivatives: ``dy = J dy + c``."""
     implicit = jax.custom_jvp(lambda y, _: y)
 
     @partial(implicit.defjvp, symbolic_zeros=True)
     def rule(primals: Any, tangents: Any) -> tuple[Leaves, Leaves]:
-        y, read = implicit(*primals), primals[1]
+        y, arrays = implicit(*primals), primals[1]
         moves = [not isinstance(t, SymbolicZero) for t in tangents[1]]
-        moving = partition(read, moves)
+        moving = partition(arrays, moves)
         pushed = partition(tangents[1], moves)
-        _, c = jax.jvp(lambda x: f(y, combine(read, moves, x)), [moving], [pushed])
-        return y, _solve_linear(lambda y: f(y, read), y, c, [*y, *read])
+        _, c = jax.jvp(lambda x: f(y, combine(arrays, moves, x)), [moving], [pushed])
+        return y, _solve_linear(lambda y: f(y, arrays), y, c, [*y, *arrays])
 
-    return implicit(lax.stop_gradient(root), read)
+    return implicit(lax.stop_gradient(root), arrays)
 
 
-def _solve_linear(f: Map, root: Leaves, c: Leaves, others: Leaves) -> Leaves:
+def _solve_linear(f: Map, root: Leaves, c: Leaves, arrays: Leaves) -> Leaves:
     """The solution x of ``x = J x + c``, for the derivative J of ``f`` at the ``root``.
 
     Jacobi's iteration needs at most L iterations from either end: ``J^L`` is zero.
@@ -294,15 +295,15 @@ def _solve_linear(f: Map, root: Leaves, c: Leaves, others: Leaves) -> Leaves:
     def solve(matvec: Map, b: Leaves) -> Leaves:
         def trip(now: Any) -> Any:
             x, count, _ = now
-            new = [m + each for m, each in zip(matvec(x), b, strict=True)]
-            same = [_same(*both).all() for both in zip(new, x, strict=True)]
+            new = list(map(operator.add, matvec(x), b))
+            same = [entries.all() for entries in map(_same, new, x)]
             return new, count + 1, jnp.stack(same).all()
 
-        begin = like((b, jnp.int32(1), jnp.array(False)), b, others)
+        begin = like((b, jnp.int32(1), jnp.array(False)), b, arrays)
         return lax.while_loop(lambda now: (now[1] < len(b[0])) & ~now[2], trip, begin)[0]
 
     def residual(x: Leaves) -> Leaves:
-        return [each - m for each, m in zip(x, push(x), strict=True)]
+        return list(map(operator.sub, x, push(x)))
 
     # The solvers take J itself: of x - J x, an infinite x does not give it back.
     return lax.custom_linear_solve(
@@ -322,11 +323,11 @@ def _length(leaves: Leaves) -> int:
 
 
 def _traced(step: Callable[[Any], Any], guess: Any) -> tuple[Any, Leaves]:
-    """The program of the step, ``(*read, *leaves) -> leaves``, and the arrays that it reads."""
-    closed, found = jax.make_jaxpr(step, return_shape=True)(guess)
-    if _types(found) != _types(guess):
+    """The program of the step, ``(*arrays, *leaves) -> leaves``, and the arrays that it reads."""
+    closed, result = jax.make_jaxpr(step, return_shape=True)(guess)
+    if _types(result) != _types(guess):
         raise TypeError(
-            f"step returns {describe(found)}, expected a pytree as the guess: {describe(guess)}."
+            f"step returns {describe(result)}, expected a pytree as the guess: {describe(guess)}."
         )
     return with_operands(closed)
 

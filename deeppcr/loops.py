@@ -98,31 +98,29 @@ def steps_from(
 
     def one(index: Array, now: tuple[T, Leaves]) -> tuple[T, Leaves]:
         before, states = now
-        after, found = step(index, before)
+        after, new = step(index, before)
         place = length - 1 - index if backwards else index
         if size > 1:  # indices after the end are those of the last step
             last = [lax.dynamic_index_in_dim(rest, place, keepdims=False) for rest in states]
             is_step = index < length
-            after = jax.tree.map(partial(jnp.where, is_step), after, before)
-            found = [jnp.where(is_step, z, old) for z, old in zip(found, last, strict=True)]
+            choose = partial(jnp.where, is_step)
+            after, new = jax.tree.map(choose, (after, new), (before, last))
         return after, [
             lax.dynamic_update_index_in_dim(rest, z, place, 0)
-            for rest, z in zip(states, found, strict=True)
+            for rest, z in zip(states, new, strict=True)
         ]
 
-    def trip(now: tuple[Array, T, Leaves]) -> tuple[Array, T, Leaves]:
-        first, before, known = now
-        start = before, known
+    def trip(now: Any) -> Any:
+        first, *start = now
         if size == 1:
             return first + 1, *one(first, start)
         after: Any = lax.fori_loop(
-            np.int32(0), np.int32(size), lambda index, now: one(first + index, now), start
+            np.int32(0), np.int32(size), lambda index, now: one(first + index, now), tuple(start)
         )
         return first + size, *after
 
-    start = begin, carry, states
-    found: tuple[Array, T, Leaves] = lax.while_loop(lambda now: now[0] < length, trip, start)
-    return found[1:]
+    _, carry, states = lax.while_loop(lambda now: now[0] < length, trip, (begin, carry, states))
+    return carry, states
 
 
 def named(name: str, trips: int | None, before: int = 0) -> AbstractContextManager[None]:
@@ -130,10 +128,10 @@ def named(name: str, trips: int | None, before: int = 0) -> AbstractContextManag
     return named_loop(name, trips, by="deeppcr", before=before)
 
 
-def unless(right: Array, found: T, otherwise: Callable[[], T], expected: bool = False) -> T:
-    """``found`` if ``right``, on all shards alike, else ``otherwise()``, of the same structure.
+def unless(right: Array, result: T, otherwise: Callable[[], T], expected: bool = False) -> T:
+    """``result`` if ``right``, on all shards alike, else ``otherwise()``, of the same structure.
 
     A loop of at most one trip, in a scope. ``expected``: see `fallback`.
     """
     with fallback(REPAIR, expected):
-        return at_most_one_trip(right, found, otherwise)
+        return at_most_one_trip(right, result, otherwise)

@@ -54,9 +54,9 @@ def abstract(
     if shape is None or tuple(shape) == aval.shape:
         return aval
     sizes = zip(reversed(shape), reversed(aval.shape), strict=False)
-    kept = [old if n == m else None for (n, m), old in zip(sizes, reversed(spec), strict=False)]
-    kept += [None] * (len(shape) - len(kept))
-    spec = P(*reversed(kept), unreduced=spec.unreduced, reduced=spec.reduced)
+    names = [old if n == m else None for (n, m), old in zip(sizes, reversed(spec), strict=False)]
+    names += [None] * (len(shape) - len(names))
+    spec = P(*reversed(names), unreduced=spec.unreduced, reduced=spec.reduced)
     return aval.update(shape=tuple(shape), sharding=NamedSharding(mesh, spec))
 
 
@@ -90,12 +90,12 @@ def varying_axes(*trees: Any) -> frozenset[str]:
     return frozenset[str]().union(*map(jaxprs.varying_axes, jax.tree.leaves(trees)))
 
 
-def like(tree: Any, *others: Any) -> Any:
-    """New arrays, as zeros for a loop to start from, that vary as these ``others`` do, too.
+def like(tree: Any, *models: Any) -> Any:
+    """New arrays, as zeros for a loop to start from, that vary as these ``models`` do, too.
 
     jax converts operands itself, but not what a loop carries, or a branch returns.
     """
-    axes = varying_axes(others)
+    axes = varying_axes(models)
     return jax.tree.map(lambda x: vary(x, axes), tree) if axes else tree
 
 

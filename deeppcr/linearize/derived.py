@@ -80,17 +80,17 @@ class Clipped(Linearization):
         return self._inside(step, layout).bytes_per_step(step, layout)
 
     def check(self, step: Step, length: int) -> None:
-        if found := find_linearization(self.linearize):
-            found.check(step, length)
+        if linearization := find_linearization(self.linearize):
+            linearization.check(step, length)
 
     def traced(self, chain: TracedChain) -> "Clipped":
-        found = self._inside(chain.step, chain.layout)
-        return dataclasses.replace(self, linearize=found.traced(chain))
+        inside = self._inside(chain.step, chain.layout)
+        return dataclasses.replace(self, linearize=inside.traced(chain))
 
     @property
     def of_adjoint(self) -> Linearization | None:
-        found = find_linearization(self.linearize)
-        return found and found.of_adjoint
+        linearization = find_linearization(self.linearize)
+        return linearization and linearization.of_adjoint
 
     def __str__(self) -> str:
         return f"{self.linearize}, clipped to {self.limit:g}"
@@ -157,9 +157,9 @@ class Surrogate(Linearization):
             step, captured = trace(chain.adapt(self.step), state, inputs)
         except TypeError as error:
             raise TypeError(f"linearize is {describe(self)}, but: {error}") from error
-        found = find_linearization(self.linearize) or exact_linearization(step, chain.layout)
-        own = dataclasses.replace(chain, step=step, captured=captured)
-        return TracedSurrogate(found.traced(own), captured, step, chain.layout)
+        inside = find_linearization(self.linearize) or exact_linearization(step, chain.layout)
+        surrogate = dataclasses.replace(chain, step=step, captured=captured)
+        return TracedSurrogate(inside.traced(surrogate), captured, step, chain.layout)
 
     def _untraced(self, *_: Any) -> Any:
         """Those of what `traced` returns have both."""
@@ -196,10 +196,10 @@ class TracedSurrogate(Linearization):
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
         avals = [variable.aval for variable in self.step.jaxpr.invars[self.step.states :]]
         inputs = [x.astype(a.dtype) for x, a in zip(chain.inputs, avals, strict=False)]
-        own = dataclasses.replace(
+        surrogate = dataclasses.replace(
             chain, step=self.step, layout=self.layout, inputs=inputs, captured=self.captured
         )
-        return self.linearization.blocks(own, states)
+        return self.linearization.blocks(surrogate, states)
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
         return self.linearization.bytes_per_step(self.step, layout)

@@ -60,8 +60,8 @@ def find_linearization(linearize: Any) -> Linearization | None:
     if isinstance(linearize, Linearization):
         return linearize
     names = ["auto", *LINEARIZATIONS]
-    others = "BlockDiagonal(k), Diagonal(), Scalar(c), Surrogate(g), Clipped(...)"
-    check_name("linearize", linearize, names, others)
+    without_name = "BlockDiagonal(k), Diagonal(), Scalar(c), Surrogate(g), Clipped(...)"
+    check_name("linearize", linearize, names, without_name)
     return LINEARIZATIONS.get(linearize)
 
 
@@ -81,14 +81,14 @@ def choose_linearization(
     (None: see `memory_budget`), a window slides along the chain. If not even 64 steps fit, it takes
     only the diagonal, which is a quasi-Newton method. ``whole`` is None for ``length``.
     """
-    wanted = find_linearization(linearize)
+    named = find_linearization(linearize)
     budget = memory_budget() if memory is None else memory
-    chosen = wanted or exact_linearization(step, layout)
-    chosen.check(step, length if whole is None else whole)
+    linearization = named or exact_linearization(step, layout)
+    linearization.check(step, length if whole is None else whole)
     reasons = []
-    size = COPIES * max(1, chosen.bytes_per_step(step, layout))
+    size = COPIES * max(1, linearization.bytes_per_step(step, layout))
     if (
-        wanted is None
+        named is None
         and window is None
         and length * size > budget
         and budget // size < min(SHORTEST, length)
@@ -97,19 +97,19 @@ def choose_linearization(
             f"{length} exact Jacobians would take {nbytes(length * size)} of {nbytes(budget)}, "
             "so only the diagonal is used"
         )
-        chosen = Diagonal()
-        size = COPIES * max(1, chosen.bytes_per_step(step, layout))
+        linearization = Diagonal()
+        size = COPIES * max(1, linearization.bytes_per_step(step, layout))
     if window is None and length * size > budget:
         window = max(1, budget // size)
         reasons.append(
             f"all {length} steps would take {nbytes(length * size)} of {nbytes(budget)}, "
             f"so {window} at once"
         )
-    is_exact = chosen.is_exact(step, layout)
-    is_part = isinstance(chosen, Dense | Diagonal | BlockDiagonal)
+    is_exact = linearization.is_exact(step, layout)
+    is_part = isinstance(linearization, Dense | Diagonal | BlockDiagonal)
     mixes = is_part and find_structure(step, layout).mixes
     return LinearizationChoice(
-        chosen, min(length, window or length), is_exact, "; ".join(reasons), mixes
+        linearization, min(length, window or length), is_exact, "; ".join(reasons), mixes
     )
 
 

@@ -92,8 +92,8 @@ class Units:
         """The first number along an axis along which alone they count; None if they do not."""
         if not self.numbers.size:
             return None
-        start, others = int(self.numbers.flat[0]), set(range(self.numbers.ndim)) - {axis}
-        along = np.expand_dims(np.arange(start, start + self.numbers.shape[axis]), [*others])
+        start, axes = int(self.numbers.flat[0]), set(range(self.numbers.ndim)) - {axis}
+        along = np.expand_dims(np.arange(start, start + self.numbers.shape[axis]), [*axes])
         return start if (self.numbers == along).all() else None
 
 
@@ -127,8 +127,8 @@ def _results(equation: Any, values: list[Any]) -> list[Any]:
 
 def _may_enter(equation: Any) -> bool:
     """Whether a call may be replaced by its program, which is not differentiated here."""
-    known = primitive(equation)
-    return known.inlines or known.kind == "derivative rule"
+    properties = primitive(equation)
+    return properties.inlines or properties.kind == "derivative rule"
 
 
 def _is_plain(value: Any) -> bool:
@@ -164,15 +164,19 @@ def _rows(equation: Any, values: list[Any]) -> Images | None:
 FEW_DIRECTIONS = 4
 
 
-def diagonals(chain: TracedChain, states: Array, found: np.ndarray) -> Array:
-    """The diagonal of df/dz as ``[L, *batch, w]``, by k derivatives for ``found: [m, k]``.
+def diagonals(chain: TracedChain, states: Array, structure: np.ndarray) -> Array:
+    """The diagonal of df/dz as ``[L, *batch, w]``, by k derivatives for a ``structure: [m, k]``.
 
     No two entries of one direction influence each other, so ``sum_s d_s * (J d_s)`` over 0/1
     directions ``d_s`` that add up to one is the diagonal.
     """
     width = chain.layout.width
-    place, entries = _places(found, width)[1], np.arange(width)
-    return _picked(chain, states, lambda each: each[..., entries, place], _seeds(found, width))
+    _, place = _places(structure, width)
+
+    def pick(derivatives: Array) -> Array:
+        return derivatives[..., np.arange(width), place]
+
+    return _picked(chain, states, pick, _seeds(structure, width))
 
 
 def probed_diagonals(chain: TracedChain, states: Array, probes: int) -> Array:
@@ -192,18 +196,18 @@ def probed_diagonals(chain: TracedChain, states: Array, probes: int) -> Array:
 
 
 def block_diagonals(
-    chain: TracedChain, states: Array, groups: np.ndarray, found: np.ndarray
+    chain: TracedChain, states: Array, groups: np.ndarray, structure: np.ndarray
 ) -> Array:
     """The entries of df/dz inside ``groups: [m, k]``, as ``[L, *batch, m, k, k]``.
 
-    By as many derivatives as the groups ``found`` in the step's structure are large. The rows and
-    columns of an entry -1 are undefined.
+    By as many derivatives as the groups of the step's ``structure`` are large. The rows and columns
+    of an entry -1 are undefined.
     """
-    directions = _seeds(found, chain.layout.width)
-    if np.array_equal(groups, found):
+    directions = _seeds(structure, chain.layout.width)
+    if np.array_equal(groups, structure):
         # [.., m, k of the output, k of the input]
         return by_rows(chain, _derivatives(chain, states, directions)[..., groups, :])
-    row, place = (each[groups] for each in _places(found, chain.layout.width))
+    row, place = _places(structure, chain.layout.width)[:, groups]
     together = row[:, :, None] == row[:, None, :]
 
     def pick(derivatives: Array) -> Array:
@@ -236,9 +240,9 @@ def _picked(
     """``pick`` of the derivatives in all directions, some steps at a time."""
     # At least w steps, so that products with weights that all of them share, which are computed
     # once for each chunk, take no more time than the rest.
-    each = max(1, len(directions) * states[0].size * states.dtype.itemsize)
+    nbytes = max(1, len(directions) * states[0].size * states.dtype.itemsize)
     is_narrow = len(directions) <= FEW_DIRECTIONS
-    size = steps_held(each, len(states), states.shape[-1], is_narrow)
+    size = steps_held(nbytes, len(states), states.shape[-1], is_narrow)
 
     def some(_: None, part: tuple[Array, Leaves]) -> tuple[None, Array]:
         states, inputs = part

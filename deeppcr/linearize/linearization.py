@@ -145,8 +145,8 @@ class Dense(Part):
             return jnp.moveaxis(columns(linear, state), 0, -1)
 
         with differentiable(chain.step):
-            found = jax.vmap(one)(states, chain.inputs)
-        return Matrices(by_rows(chain, found))
+            derivatives = jax.vmap(one)(states, chain.inputs)
+        return Matrices(by_rows(chain, derivatives))
 
     def groups(self, step: Step, layout: StateLayout) -> np.ndarray:
         return np.arange(layout.width, dtype=np.int32)[None]
@@ -191,13 +191,13 @@ class Diagonal(Part):
         )
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        found = find_structure(chain.step, chain.layout).groups
-        needed, probes = found.shape[1], self.probes
+        structure = find_structure(chain.step, chain.layout)
+        needed, probes = structure.groups.shape[1], self.probes
         if probes is None:
             probes = 0 if needed <= MAX_DERIVATIVES else PROBES
         if 0 < probes < needed:
             return Diagonals(probed_diagonals(chain, states, probes))
-        return Diagonals(diagonals(chain, states, found))
+        return Diagonals(diagonals(chain, states, structure.groups))
 
     def groups(self, step: Step, layout: StateLayout) -> np.ndarray:
         return np.arange(layout.width, dtype=np.int32)[:, None]
@@ -246,14 +246,14 @@ class BlockDiagonal(Part):
         check_count("size", self.size, "number of entries of a block")
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        found = find_structure(chain.step, chain.layout).groups
+        structure = find_structure(chain.step, chain.layout)
         groups = self.groups(chain.step, chain.layout)
-        return BlockDiagonals(block_diagonals(chain, states, groups, found), groups)
+        return BlockDiagonals(block_diagonals(chain, states, groups, structure.groups), groups)
 
     def groups(self, step: Step, layout: StateLayout) -> np.ndarray:
-        found = find_structure(step, layout).groups
-        if found.shape[1] <= self.size:
-            return found
+        structure = find_structure(step, layout)
+        if structure.groups.shape[1] <= self.size:
+            return structure.groups
         width, leaves = layout.width, layout.sizes
         if len(leaves) == self.size and len(set(leaves)) == 1:
             return np.arange(width, dtype=np.int32).reshape(self.size, -1).T

@@ -80,8 +80,8 @@ class Scalar(Linearization):
         if self.of_input is not None:
             avals = [variable.aval for variable in step.jaxpr.invars[step.states :]]
             inputs = users_input(jax.tree.unflatten(step.input_tree, avals))
-            found = jax.tree.leaves(jax.eval_shape(self.of_input, inputs))
-            shapes = [list(leaf.shape) for leaf in found]
+            results = jax.tree.leaves(jax.eval_shape(self.of_input, inputs))
+            shapes = [list(leaf.shape) for leaf in results]
             if shapes != [[]]:
                 raise ValueError(
                     f"of_input returns arrays of shapes {shapes} for the input of a step, "

@@ -138,24 +138,24 @@ class DeviceAxis(ChainAxis):
         return local + jnp.expand_dims(self._of_earlier(last, lax.cumsum, 0.0), axis)
 
     def sequentially(
-        self, work: Callable[[Any, Any], tuple[Any, Any]], entry: Any, own: Any
+        self, work: Callable[[Any, Any], tuple[Any, Any]], entry: Any, arrays: Any
     ) -> tuple[Any, Any]:
         """See `ChainAxis`."""
-        if own is None:  # a device holds zeros until its trip comes
+        if arrays is None:  # a device holds zeros until its trip comes
             shapes = jax.eval_shape(work, entry, None)[1]
-            own = jax.tree.map(lambda x: like(jnp.zeros(x.shape, x.dtype), x), shapes)
+            arrays = jax.tree.map(lambda x: like(jnp.zeros(x.shape, x.dtype), x), shapes)
 
         def trip(number: Array, state: tuple[Any, Any]) -> Any:
-            carried, own = state
+            carried, arrays = state
             mine = self.rank == number
             enters = mine & (number > 0)
             carried = jax.tree.map(
                 lambda new, old: jnp.where(enters, new, old), self.shift(carried), carried
             )
-            return lax.cond(mine, work, lambda entry, own: (entry, own), carried, own)
+            return lax.cond(mine, work, lambda entry, arrays: (entry, arrays), carried, arrays)
 
-        carried, own = lax.fori_loop(0, self.size, trip, (entry, own))
-        return self._of(self.size - 1, carried), own
+        carried, arrays = lax.fori_loop(0, self.size, trip, (entry, arrays))
+        return self._of(self.size - 1, carried), arrays
 
     @property
     def scan(self) -> Callable[..., tuple[Any, Any]]:
@@ -176,8 +176,8 @@ class DeviceAxis(ChainAxis):
 
     def _of_earlier(self, x: Array, cumulate: Callable[..., Array], nothing: float) -> Array:
         """``cumulate`` over the values of the shards before this one."""
-        every = lax.all_gather(x, self.mesh_axis)
-        in_order = jnp.flip(every, 0) if self._from_last_device else every
+        gathered = lax.all_gather(x, self.mesh_axis)
+        in_order = jnp.flip(gathered, 0) if self._from_last_device else gathered
         earlier = cumulate(in_order, axis=0)[jnp.maximum(self.rank - 1, 0)]
         return jnp.where(self.rank == 0, jnp.full_like(x, nothing), earlier)
 

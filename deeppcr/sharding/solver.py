@@ -150,8 +150,8 @@ def _composed(maps: Maps, along: Along) -> Maps:
     return maps
 
 
-def select(condition: Any, chosen: Any, otherwise: Any) -> Any:
-    """Leaf by leaf, ``chosen`` if the scalar ``condition`` is true, else ``otherwise``."""
+def select(condition: Any, tree: Any, otherwise: Any) -> Any:
+    """Leaf by leaf, ``tree`` if the scalar ``condition`` is true, else ``otherwise``."""
     return jax.tree.map(
-        lambda yes, no: lax.select(lax.full(yes.shape, condition), yes, no), chosen, otherwise
+        lambda yes, no: lax.select(lax.full(yes.shape, condition), yes, no), tree, otherwise
     )
