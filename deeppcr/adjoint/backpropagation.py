@@ -42,10 +42,10 @@ class Backpropagation:
         All, too, if the inputs of a step are larger than its values, as weights of its own are: a
         chunk is a copy of its inputs.
         """
-        each = chain.step.bytes_of_results // WRITTEN
-        own = sum(map(nbytes, chain.step.jaxpr.invars[chain.step.states :]))
-        most = steps_in_cache(each, chain.captured)
-        if own >= each or chain.length <= FEW * most:
+        results = chain.step.bytes_of_results // WRITTEN
+        inputs = sum(map(nbytes, chain.step.jaxpr.invars[chain.step.states :]))
+        most = steps_in_cache(results, chain.captured)
+        if inputs >= results or chain.length <= FEW * most:
             return chain.length
         return even_chunk(chain.length, most)
 
@@ -66,8 +66,8 @@ class Backpropagation:
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
-        if found := by_kernel(by_steps, chain, states, g, enter):
-            return found
+        if pulled := by_kernel(by_steps, chain, states, g, enter):
+            return pulled
 
         def body(mu: Leaves, at: tuple[Leaves, Leaves, Leaves]) -> tuple[Leaves, Leaves]:
             state, inputs, g_l = at

@@ -19,7 +19,7 @@ import numpy as np
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.moves import Moves, Tangents
 from deeppcr.adjoint.tangents import StepTangents
-from deeppcr.arrays.avals import abstract, like, varying_axes
+from deeppcr.arrays.avals import like, varying_axes
 from deeppcr.arrays.state import Leaves, add, combine, floating, partition
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
@@ -27,8 +27,8 @@ from deeppcr.chain.part import leaves_pulled
 from deeppcr.linear.linear_map import LinearMap, solved
 from deeppcr.lower import each, kernels_run, scan_in_chunks
 
-Both = tuple[Leaves, Leaves]  # of the states, of the outputs
-Given = list[Any]  # cotangents, None for zeros
+Pair = tuple[Leaves, Leaves]  # of the states, of the outputs
+Cotangents = list[Any]  # cotangents, None for zeros
 
 
 class Results(NamedTuple):
@@ -40,9 +40,9 @@ class Results(NamedTuple):
         last: of ``z_L``; the cotangents of what is read of it alone.
     """
 
-    states: Given
-    outputs: Given
-    last: Given
+    states: Cotangents
+    outputs: Cotangents
+    last: Cotangents
 
 
 def is_in_order(chain: TracedChain) -> bool:
@@ -68,29 +68,27 @@ class InOrder(NamedTuple):
     def tangents(self, reached: Sequence[bool], tangents: Tangents) -> Results:
         """Those of all states and outputs; ``reached``: the leaves of a state that have some."""
         step, length = self.chain.step, self.chain.length
-        outputs, same = step.jaxpr.outvars[step.states :], step.outputs_in_state
-        moving = zip(same, floating(outputs), strict=True)
-        own = [leaf is None and is_floating for leaf, is_floating in moving]
-        system = self if all(reached) and all(own) else self.of_part(reached, own)
-        found = _bound(system, tangents)
-        of_own = iter(found.outputs)
-        t = combine([jnp.zeros_like(z) for z in self.states], reached, found.states)
-        last = combine(self.initial, reached, found.last)
+        outputs = step.jaxpr.outvars[step.states :]
+        leaves, moving = step.outputs_in_state, floating(outputs)
+        outside = [leaf is None and moves for leaf, moves in zip(leaves, moving, strict=True)]
+        system = self if all(reached) and all(outside) else self.of_part(reached, outside)
+        results = _bound(system, tangents)
+        of_outside = iter(results.outputs)
+        t = combine(list(map(jnp.zeros_like, self.states)), reached, results.states)
+        last = combine(self.initial, reached, results.last)
 
-        def of_output(y: Any, leaf: int | None, is_own: bool) -> Any:
-            if is_own:
-                return next(of_own)
+        def of_output(y: Any, leaf: int | None, moves: bool) -> Any:
             if leaf is not None:
                 return t[leaf]
-            return np.zeros((length, *y.aval.shape), jax.dtypes.float0)
+            shape = length, *y.aval.shape
+            return next(of_outside) if moves else np.zeros(shape, jax.dtypes.float0)
 
-        every = [of_output(*each) for each in zip(outputs, same, own, strict=True)]
-        return Results(t, every, last)
+        return Results(t, list(map(of_output, outputs, leaves, moving)), last)
 
     def of_part(self, states: Sequence[bool], outputs: Sequence[bool]) -> Self:
         """Those of some leaves of the state, and of some outputs."""
-        chain, own, moves = self.moves.part(self.chain, self.states, states, outputs)
-        return self._replace(chain=chain, states=own, moves=moves)
+        chain, before, moves = self.moves.part(self.chain, self.states, states, outputs)
+        return self._replace(chain=chain, states=before, moves=moves)
 
     @property
     def initial(self) -> Leaves:
@@ -102,58 +100,56 @@ class InOrder(NamedTuple):
         (dz, dx, dc), chain = tangents, self.chain
         program = StepTangents.of(chain.step, self.moves, in_halves=False)
 
-        def body(t: Leaves, at: Any) -> tuple[Leaves, Both]:
+        def body(t: Leaves, at: Any) -> tuple[Leaves, Pair]:
             z, inputs, dx = at
-            found = program.push(program.known(z, inputs, chain.captured), t, dx, dc)
-            return found[0], found
+            t, o = program.push(program.primals(z, inputs, chain.captured), t, dx, dc)
+            return t, (t, o)
 
         steps = self.states, chain.inputs, dx
-        last, found = self._scan(body, self.moves.enter(self.initial, dz), steps)
-        return Results(found[0], found[1], last)
+        last, (t, o) = self._scan(body, self.moves.enter(self.initial, dz), steps)
+        return Results(t, o, last)
 
-    def pulled(self, given: Results) -> tuple[Leaves, Leaves, Leaves]:
+    def pulled(self, cotangents: Results) -> tuple[Leaves, Leaves, Leaves]:
         """The cotangents of the tangents, of the initial state None where it has none."""
-        g, last = given.states, given.last
+        g, last = cotangents.states, cotangents.last
         states = [x is not None or y is not None for x, y in zip(g, last, strict=True)]
-        outputs = [x is not None for x in given.outputs]
+        outputs = [x is not None for x in cotangents.outputs]
         if varying_axes((self.chain, self.states)):  # of another mesh, where no part is traced
-            return self._pulled(given._replace(outputs=self._with_zeros(given.outputs)))
+            return self._pulled(cotangents._replace(outputs=self._with_zeros(cotangents.outputs)))
         reached = [True] * len(states)
         if not (all(states) and all(outputs)):
             reached = leaves_pulled(self.chain.step, states, outputs)
         system = self if all(reached) and all(outputs) else self.of_part(reached, outputs)
-        own = partition(given.outputs, outputs)
-        dz, dx, dc = system._pulled(Results(partition(g, reached), own, partition(last, reached)))
+        o = partition(cotangents.outputs, outputs)
+        dz, dx, dc = system._pulled(Results(partition(g, reached), o, partition(last, reached)))
         of_initial = partition(reached, self.moves.initial)
         return combine([None] * len(of_initial), of_initial, dz), dx, dc
 
-    def _with_zeros(self, outputs: Given) -> Leaves:
+    def _with_zeros(self, outputs: Cotangents) -> Leaves:
         """The cotangents of all outputs, which are none of the next state."""
         step, length = self.chain.step, self.chain.length
         types = (y.aval for y in step.jaxpr.outvars[step.states :])
-        zeros = (jnp.zeros((length, *y.shape), y.dtype) for y in types)
-        pairs = zip(outputs, zeros, strict=True)
-        return like([zero if y is None else y for y, zero in pairs], self.chain, outputs)
+        zeros = [jnp.zeros((length, *y.shape), y.dtype) for y in types]
+        return like(_filled(outputs, zeros), self.chain, outputs)
 
-    def _pulled(self, given: Results) -> tuple[Leaves, Leaves, Leaves]:
+    def _pulled(self, cotangents: Results) -> tuple[Leaves, Leaves, Leaves]:
         program = StepTangents.of(self.chain.step, self.moves, self.adjoint.at_once)
         totals = list(map(jnp.zeros_like, self.moves.of(self.chain)[2]))
-        zeros = zip(given.last, self.initial, strict=True)
-        start = [zero if x is None else x for x, zero in zeros], totals
+        start = _filled(cotangents.last, self.initial), totals
         run = self._pulled_in_loop if program.between is None else self._pulled_at_once
-        mu, dx, dc = run(program, start, given.states, given.outputs)
+        mu, dx, dc = run(program, start, cotangents.states, cotangents.outputs)
         return partition(mu, self.moves.initial), dx, dc
 
     def _pulled_in_loop(
-        self, program: StepTangents, start: Both, g: Given, o: Leaves
+        self, program: StepTangents, start: Pair, g: Cotangents, o: Leaves
     ) -> tuple[Leaves, Leaves, Leaves]:
         """Of ``z_0``, of inputs and of captured arrays, to which each step adds."""
         chain = self.chain
 
-        def body(carry: Both, at: Any) -> tuple[Both, Leaves]:
+        def body(carry: Pair, at: Any) -> tuple[Pair, Leaves]:
             (mu, totals), (z, inputs, g, o) = carry, at
-            known = program.known(z, inputs, chain.captured)
-            mu, of_x, of_c = program.pull(known, _with_given(mu, g), o)
+            primals = program.primals(z, inputs, chain.captured)
+            mu, of_x, of_c = program.pull(primals, _added(mu, g), o)
             return (mu, add(totals, of_c)), of_x
 
         steps = self.states, chain.inputs, g, o
@@ -161,28 +157,29 @@ class InOrder(NamedTuple):
         return mu, dx, dc
 
     def _pulled_at_once(
-        self, program: StepTangents, start: Both, g: Given, o: Leaves
+        self, program: StepTangents, start: Pair, g: Cotangents, o: Leaves
     ) -> tuple[Leaves, Leaves, Leaves]:
         """The same, of captured arrays those of many steps at once, chunk after chunk."""
         length, size = self.chain.length, self.adjoint.chunk(self.chain)
 
-        def chunk(carry: Both, at: Any) -> tuple[Both, Leaves]:
+        def chunk(carry: Pair, at: Any) -> tuple[Pair, Leaves]:
             (enter, totals), (z, inputs, g, o) = carry, at
             chain = dataclasses.replace(self.chain, inputs=inputs, length=len(z[0]))
-            here, places = self._replace(chain=chain, states=z), list[int]()
+            part = self._replace(chain=chain, states=z)
+            places = list[int]()
 
-            def body(mu: Leaves, at: Any) -> Both:
+            def body(mu: Leaves, at: Any) -> Pair:
                 z, inputs, g, o = at
-                known = program.known(z, inputs, chain.captured)
-                mu, of_u = program.pull_first(known, _with_given(mu, g), o)
+                primals = program.primals(z, inputs, chain.captured)
+                mu, of_u = program.pull_first(primals, _added(mu, g), o)
                 # Terms of one sum have the same cotangent, which may be that of an output.
-                once = list({id(x): x for x in (*o, *of_u)}.values())
-                places[:] = [next(i for i, y in enumerate(once) if y is x) for x in of_u]
-                return mu, once[len(o) :]
+                once = {id(x): x for x in (*o, *of_u)}
+                places[:] = map(list(once).index, map(id, of_u))
+                return mu, list(once.values())[len(o) :]
 
-            mu, of_u = here._scan(body, enter, (z, inputs, g, o), reverse=True)
-            found = [*o, *of_u]
-            of_x, of_c = each(program.pull_last(chain, z))([found[i] for i in places])
+            mu, of_u = part._scan(body, enter, (z, inputs, g, o), reverse=True)
+            once = [*o, *of_u]
+            of_x, of_c = each(program.pull_last(chain, z))([once[i] for i in places])
             return (mu, add(totals, of_c)), of_x
 
         steps = self.states, self.chain.inputs, g, o
@@ -197,36 +194,38 @@ class InOrder(NamedTuple):
 
     def _scan(self, body: Callable[..., Any], carry: Any, xs: Any, reverse: bool = False) -> Any:
         """The loop of a linear step."""
-        axis, unroll = self.chain.axis, self.adjoint.unroll
-        run = partial((axis.reversed if reverse else axis).scan, linear=True)
-        in_one = not self.adjoint.at_once
-        start = self._varying(carry, xs)
-        return run(body, start, xs, length=self.chain.length, unroll=unroll, in_one=in_one)
+        axis = self.chain.axis.reversed if reverse else self.chain.axis
+        return axis.scan(
+            body,
+            self._varying(carry, xs),
+            xs,
+            length=self.chain.length,
+            unroll=self.adjoint.unroll,
+            linear=True,
+            in_one=not self.adjoint.at_once,
+        )
 
 
-def _with_given(mu: Leaves, g: Given) -> Leaves:
+def _filled(cotangents: Cotangents, zeros: Leaves) -> Leaves:
+    return [zero if x is None else x for x, zero in zip(cotangents, zeros, strict=True)]
+
+
+def _added(mu: Leaves, g: Cotangents) -> Leaves:
     return [m if x is None else m + x for m, x in zip(mu, g, strict=True)]
 
 
 def _bound(system: InOrder, tangents: Tangents) -> Results:
     """The tangents of the states and the outputs, as one equation."""
-    (moves, *arrays), step, length = system, system.chain.step, system.chain.length
-    known, tree = jax.tree.flatten(arrays)
-    map_ = LinearMap(partial(_pushed, moves, tree), partial(_pulled, moves, tree))
+    moves, *rest = system
+    arrays, tree = jax.tree.flatten(rest)
+    map_ = LinearMap(
+        lambda arrays, v: InOrder(moves, *jax.tree.unflatten(tree, arrays)).pushed(v),
+        lambda arrays, g: InOrder(moves, *jax.tree.unflatten(tree, arrays)).pulled(g),
+    )
     shapes = None
-    if not varying_axes((known, tangents)):
-        last = [abstract(y.aval) for y in step.jaxpr.outvars]
-        every = [jax.core.ShapedArray((length, *y.shape), y.dtype) for y in last]
-        last = [jax.core.ShapedArray(y.shape, y.dtype) for y in last[: step.states]]
-        shapes = Results(every[: step.states], every[step.states :], last)
-    return solved(map_, known, tangents, shapes=shapes)
-
-
-def _pushed(moves: Moves, tree: Any, known: Leaves, tangents: Tangents) -> Results:
-    return InOrder(moves, *jax.tree.unflatten(tree, known)).pushed(tangents)
-
-
-def _pulled(
-    moves: Moves, tree: Any, known: Leaves, given: Results
-) -> tuple[Leaves, Leaves, Leaves]:
-    return InOrder(moves, *jax.tree.unflatten(tree, known)).pulled(given)
+    if not varying_axes((arrays, tangents)):
+        step, length = system.chain.step, system.chain.length
+        last = [jax.core.ShapedArray(y.aval.shape, y.aval.dtype) for y in step.jaxpr.outvars]
+        steps = [y.update(shape=(length, *y.shape)) for y in last]
+        shapes = Results(steps[: step.states], steps[step.states :], last[: step.states])
+    return solved(map_, arrays, tangents, shapes=shapes)

@@ -196,10 +196,9 @@ class JacobianAdjoint:
     ) -> tuple[Leaves, Leaves]:
         """See `AdjointSolver`."""
         by_blocks = partial(self._by_blocks, chain, states, g, enter)
-        found = None
-        if self.fused:
-            found = by_kernel(partial(by_windows, by_blocks), chain, states, g, enter)
-        return found or by_blocks()
+        run = partial(by_windows, by_blocks)
+        pulled = by_kernel(run, chain, states, g, enter) if self.fused else None
+        return pulled or by_blocks()
 
     def _by_blocks(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
@@ -229,8 +228,8 @@ class JacobianAdjoint:
         blocks = self.linearization.blocks(chain, layout.flatten(states))
         solve = partial(solver.solve_unguarded, transposed=transposed)
         if self.is_exact:
-            is_right, left = self._by_exact(system, blocks, solve, solver.multiplies(blocks))
-            return unless(is_right, unflattened(*left), by_steps)
+            is_right, solution = self._by_exact(system, blocks, solve, solver.multiplies(blocks))
+            return unless(is_right, unflattened(*solution), by_steps)
         if transposed:
             pull = pullback(chain, states)
 
@@ -242,8 +241,8 @@ class JacobianAdjoint:
 
         product = partial(_product, chain, states, transposed)
         by_blocks = partial(solve, blocks)
-        found = refine(system, products, product, by_blocks, self.criterion, self.budget)
-        return unflattened(*found)
+        solution = refine(system, products, product, by_blocks, self.criterion, self.budget)
+        return unflattened(*solution)
 
     def _by_exact(
         self,
@@ -255,8 +254,8 @@ class JacobianAdjoint:
         """Whether the solution by exact blocks is as good as backpropagation's, and it."""
         if multiplies:
             blocks = blocks.astype(system.b.dtype)
-            found = solve_judged(system, blocks, solve, self.criterion.rtol)
-            return found.prefix == system.total, (found.leaving, found.y)
+            judged = solve_judged(system, blocks, solve, self.criterion.rtol)
+            return judged.prefix == system.total, (judged.leaving, judged.y)
         y = leaving = solve(blocks, system.b)
         if system.transposed:
             leaving = Along().first(blocks, 1).transpose().apply(y[:1])
@@ -268,14 +267,12 @@ def _product(
     chain: TracedChain, states: Leaves, transposed: bool, index: int | Array, v: Array
 ) -> Array:
     """``A_l v`` of one step, or ``A_l^T v``."""
-
-    def at(leaves: Leaves) -> Leaves:
-        return [lax.dynamic_index_in_dim(x, index, keepdims=False) for x in leaves]
-
-    inputs, step = at(chain.inputs), chain.step
-    layout, state, vector = chain.layout, at(states), chain.layout.unflatten(v)
+    layout = chain.layout
+    inputs, state = jax.tree.map(
+        lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), (chain.inputs, states)
+    )
+    step = partial(chain.step, inputs=inputs, captured=chain.captured)
+    vector = layout.unflatten(v)
     if transposed:
-        own = partial(step, inputs=inputs, captured=chain.captured)
-        return layout.flatten(pullback(own, state)(vector)[0])
-    after = partial(step, inputs=inputs, captured=chain.captured)
-    return layout.flatten(jax.jvp(after, (state,), (vector,))[1])
+        return layout.flatten(pullback(step, state)(vector)[0])
+    return layout.flatten(jax.jvp(step, (state,), (vector,))[1])

@@ -1,6 +1,7 @@
 """Which leaves of a chain are differentiated, and their tangents and cotangents."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -55,26 +56,27 @@ class Moves(NamedTuple):
         program, moves = step.jaxpr, list(self.initial)
         variables = [*program.invars, *program.constvars]
         while True:
-            moved = moved_by(program, partition(variables, [*moves, *self.inputs, *self.captured]))
-            found = [not is_literal(y) and y in moved for y in program.outvars]
-            more = [a or b for a, b in zip(moves, found, strict=False)]
+            inputs = partition(variables, [*moves, *self.inputs, *self.captured])
+            dependent = moved_by(program, inputs)
+            results = [not is_literal(y) and y in dependent for y in program.outvars]
+            more = list(map(operator.or_, moves, results))
             if more == moves:
-                return [*moves, *found[step.states :]]
+                return [*moves, *results[step.states :]]
             moves = more
 
-    def of_part(self, kept: Sequence[bool], more: int) -> Self:
+    def of_part(self, leaves: Sequence[bool], more: int) -> Self:
         """Those of some leaves of the state, the others being ``more`` inputs."""
         return self._replace(
-            initial=partition(self.initial, kept), inputs=[*self.inputs, *[False] * more]
+            initial=partition(self.initial, leaves), inputs=[*self.inputs, *[False] * more]
         )
 
     def part(
-        self, chain: TracedChain, states: Leaves, kept: Sequence[bool], outputs: Sequence[bool]
+        self, chain: TracedChain, states: Leaves, leaves: Sequence[bool], outputs: Sequence[bool]
     ) -> tuple[TracedChain, Leaves, Self]:
         """The chain of some leaves of the state, their states before its steps, and these moves."""
-        found = part(chain, kept, outputs, states)
-        moves = self.of_part(kept, len(found.inputs) - len(chain.inputs))
-        return found, partition(states, kept), moves
+        smaller = part(chain, leaves, outputs, states)
+        moves = self.of_part(leaves, len(smaller.inputs) - len(chain.inputs))
+        return smaller, partition(states, leaves), moves
 
     def of(self, chain: TracedChain) -> Tangents:
         """``(z_0, x, c)``, the differentiated leaves of a chain."""
@@ -88,4 +90,4 @@ class Moves(NamedTuple):
 
     def enter(self, like: Leaves, dz: Leaves) -> Leaves:
         """The tangent of the initial state: ``dz``, and zero for other leaves."""
-        return combine([jnp.zeros_like(z) for z in like], self.initial, dz)
+        return combine(list(map(jnp.zeros_like, like)), self.initial, dz)

@@ -58,19 +58,17 @@ class _Recurrence(NamedTuple):
     def of(cls, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves) -> Self:
         """That of a chain with these states, before its steps."""
         inputs = [*states, *chain.inputs, *g]
-        counts = len(enter), len(states), len(chain.inputs), len(g)
+        count = len(enter) + len(inputs)
 
-        def step(*leaves: Array) -> Leaves:
-            rest = iter(leaves)
-            mu, z, x, g_l = ([next(rest) for _ in range(count)] for count in counts)
-            captured = list(rest)
+        def step(mu: Leaves, z: Leaves, x: Leaves, g_l: Leaves, captured: Leaves) -> Leaves:
             at = partial(chain.step, inputs=x, captured=captured)
             return pullback(at, z)(add(g_l, mu))[0]
 
-        closed = jax.make_jaxpr(step)(*enter, *map(of_step, inputs), *chain.captured)
-        program, given = Program.of(closed), len(enter) + len(inputs)
-        constvars = [*program.invars[given:], *program.constvars]
-        program = program._replace(invars=program.invars[:given], constvars=constvars)
+        of_one = jax.tree.map(of_step, (states, chain.inputs, g))
+        closed = jax.make_jaxpr(step)(enter, *of_one, chain.captured)
+        program = Program.of(closed)
+        constvars = [*program.invars[count:], *program.constvars]
+        program = program._replace(invars=program.invars[:count], constvars=constvars)
         captured = [*chain.captured, *constants_of(closed)]
         return cls(chain, g, enter, program, inputs, captured)
 
@@ -105,27 +103,34 @@ def by_kernel(
     has_steps = isinstance(chain.length, int) and chain.length > 0  # it may be symbolic
     if not (kernels_run() and chain.axis == LOCAL and has_steps):
         return None
-    own = _Recurrence.of(chain, states, g, enter)
+    system = _Recurrence.of(chain, states, g, enter)
     try:
-        return own.pulled(run(own))
+        return system.pulled(run(system))
     except CannotFuse:
         return None
 
 
-def by_steps(own: _Recurrence) -> Leaves:
+def by_steps(system: _Recurrence) -> Leaves:
     """``mu`` of all steps, one after another."""
-    return fused_scan(own.step, own.enter, own.inputs, own.captured, True, own.chain.length)[1]
+    return fused_scan(
+        system.step,
+        system.enter,
+        system.inputs,
+        system.captured,
+        True,
+        system.chain.length,
+    )[1]
 
 
-def by_windows(otherwise: Callable[[], Pulled], own: _Recurrence) -> Leaves:
+def by_windows(otherwise: Callable[[], Pulled], system: _Recurrence) -> Leaves:
     """``mu`` of all steps, those of a window at once."""
-    chain, count = own.chain, len(own.enter)
-    solve = FusedSolve(own.step, chain.length, True, LINEAR)
+    chain, count = system.chain, len(system.enter)
+    solve = FusedSolve(system.step, chain.length, True, LINEAR)
 
     def leaves(*_: Array) -> Leaves:
-        at = pullback(chain, own.inputs[:count])
+        at = pullback(chain, system.inputs[:count])
         mu: Leaves = at(otherwise()[0])[0]
         none = jnp.int32(0), jnp.int32(chain.length), jnp.zeros((), chain.layout.dtype)
         return [*mu, *none]
 
-    return fused_solve(solve, leaves, own.enter, own.inputs, own.captured)[:count]
+    return fused_solve(solve, leaves, system.enter, system.inputs, system.captured)[:count]

@@ -56,8 +56,8 @@ def refine(
         received, passed = system.coupled(products, y)
         before = axis.before(jnp.zeros_like(b[0]), y)
         evaluation = Evaluation(b + received, y, before, update)
-        found = criterion(evaluation, now.iterations, now.convergence, axis)
-        return _Iterate(now.iterations, y, received, system.last(passed), found)
+        convergence = criterion(evaluation, now.iterations, now.convergence, axis)
+        return _Iterate(now.iterations, y, received, system.last(passed), convergence)
 
     def iteration(now: _Iterate) -> _Iterate:
         correction = solve(b + now.received - now.y)

@@ -111,8 +111,9 @@ class Autodiff:
                 run = partial(run_in_segments, size=self.checkpoint)
             return run(moves.put(chain, x, c), initial)
 
-        found, pushed = jax.jvp(program, moves.of(chain), tangents)
-        (last, states, outputs), (of_last, t, by_outputs) = found, pushed
+        results, pushed = jax.jvp(program, moves.of(chain), tangents)
+        last, states, outputs = results
+        of_last, t, by_outputs = pushed
         if chain.axis != LOCAL:
             last = of_last = []
         if not self.with_states:
@@ -169,10 +170,10 @@ def pushes(
     """
     z, x, c = map(moving, parts(chain), parts(tangents))
     moves = Moves(z[0], x[0], c[0])
-    found = {
+    functions = {
         name: partial(_push, adjoint, solve, chain, moves) for name, adjoint in adjoints.items()
     }
-    return found, (z[1], x[1], c[1]), moves.results(chain.step)
+    return functions, (z[1], x[1], c[1]), moves.results(chain.step)
 
 
 def _push(
@@ -197,27 +198,27 @@ def _push(
         moves = moves.of_part([True] * step.states, len(chain.step.kept))
     states, after = chain.before(chain.initial, run.trajectory), run.trajectory
     if loops and any(reached):
-        found = InOrder(moves, chain, states, loops).tangents(reached, tangents)
-        return run, found.states, found.outputs, found.last if run.last else []
+        pushed = InOrder(moves, chain, states, loops).tangents(reached, tangents)
+        return run, pushed.states, pushed.outputs, pushed.last if run.last else []
     dz, dx, dc = tangents
     _, x, c = moves.of(chain)
     equations = _Equations(moves, chain, states, adjoint)
-    kept = equations.of_part(reached, [True] * len(run.outputs))
-    if kept is None:
-        kept, reached = equations, [any(reached)] * step.states
+    part = equations.of_part(reached, [True] * len(run.outputs))
+    if part is None:
+        part, reached = equations, [any(reached)] * step.states
 
-    def outputs(x: Leaves, c: Leaves, z: Leaves, moved: Leaves) -> Leaves:
-        here = combine(states, reached, z), combine(after, reached, moved)
-        return moves.put(chain, x, c).outputs(*here)
+    def outputs(x: Leaves, c: Leaves, z: Leaves, z_next: Leaves) -> Leaves:
+        before = combine(states, reached, z)
+        return moves.put(chain, x, c).outputs(before, combine(after, reached, z_next))
 
     # Outputs may move where no state does, as by the weights of a readout.
     t = []
     if any(reached):
-        t = solved(*kept.linear_map(), (list(map(jnp.zeros_like, kept.states)), tangents))
-    starts = kept.chain.before(kept.moves.enter(kept.chain.initial, dz), t) if t else []
+        t = solved(*part.linear_map(), (list(map(jnp.zeros_like, part.states)), tangents))
+    starts = part.chain.before(part.moves.enter(part.chain.initial, dz), t) if t else []
     primals = x, c, partition(states, reached), partition(after, reached)
     by_outputs: Leaves = jax.jvp(outputs, primals, (dx, dc, starts, t))[1]
-    t = combine([jnp.zeros_like(z) for z in after], reached, t)
+    t = combine(list(map(jnp.zeros_like, after)), reached, t)
     return run, t, by_outputs, list(map(last_of, t)) if run.last else []
 
 
@@ -236,11 +237,11 @@ class _Equations(NamedTuple):
     states: Leaves
     adjoint: AdjointSolver
 
-    def of_part(self, kept: Sequence[bool], outputs: Sequence[bool]) -> Self | None:
+    def of_part(self, leaves: Sequence[bool], outputs: Sequence[bool]) -> Self | None:
         """Those of some leaves of the state; None for all, and if the adjoint needs all."""
-        if all(kept) or not any(kept):
+        if all(leaves) or not any(leaves):
             return None
-        chain, states, moves = self.moves.part(self.chain, self.states, kept, outputs)
+        chain, states, moves = self.moves.part(self.chain, self.states, leaves, outputs)
         adjoint = self.adjoint.of_part(chain)
         if adjoint is None:
             return None
@@ -248,10 +249,10 @@ class _Equations(NamedTuple):
 
     def linear_map(self) -> tuple[LinearMap, Leaves]:
         """Its solution, and the arrays that it depends on."""
-        known, tree = jax.tree.flatten((self.chain, self.states, self.adjoint))
-        of = self.moves, tree
-        solution, transposed = partial(_solve, *of), partial(_solve_transposed, *of)
-        return LinearMap(solution, transposed, partial(_product, *of), partial(_part, *of)), known
+        arrays, tree = jax.tree.flatten((self.chain, self.states, self.adjoint))
+        parts = _solve, _solve_transposed, _product, _part
+        functions: list[Any] = [partial(part, self.moves, tree) for part in parts]
+        return LinearMap(*functions), arrays
 
     @property
     def initial(self) -> Leaves:
@@ -286,54 +287,55 @@ class _Equations(NamedTuple):
         return partial(scan_in_chunks, f, length=length, size=size, reverse=reverse)
 
 
-def _part(moves: Moves, tree: Any, given: Sequence[bool]) -> Part | None:
-    """The system of the states that cotangents of the ``given`` leaves reach."""
+def _part(moves: Moves, tree: Any, used: Sequence[bool]) -> Part | None:
+    """The system of the states that cotangents of the ``used`` leaves reach."""
     equations = _Equations(moves, *jax.tree.unflatten(tree, range(tree.num_leaves)))
     step = equations.chain.step
-    kept = leaves_pulled(step, given, [])
-    found = equations.of_part(kept, [False] * (len(step.jaxpr.outvars) - step.states))
-    if found is None:
+    reached = leaves_pulled(step, used, [])
+    part = equations.of_part(reached, [False] * (len(step.jaxpr.outvars) - step.states))
+    if part is None:
         return None
-    map_, known = found.linear_map()
+    map_, arrays = part.linear_map()
     of_arrays = ([True] * sum(moving) for moving in (moves.inputs, moves.captured))
-    return Part(map_, known, kept, [partition(kept, moves.initial), *of_arrays])
+    return Part(map_, arrays, reached, [partition(reached, moves.initial), *of_arrays])
 
 
-def _product(moves: Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
+def _product(moves: Moves, tree: Any, arrays: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
     """``A_l t_{l-1}`` and the terms of ``v``."""
-    system, (t, (dz, dx, dc)) = _Equations(moves, *jax.tree.unflatten(tree, known)), x
-    here = system.steps(system.indices, system.chain.inputs)
+    system, (t, (dz, dx, dc)) = _Equations(moves, *jax.tree.unflatten(tree, arrays)), x
+    steps = system.steps(system.indices, system.chain.inputs)
     starts = system.chain.before(moves.enter(system.initial, dz), t)
-    both = (system.states, *moves.of(here)[1:]), (starts, dx, dc)
-    return jax.jvp(lambda z, x, c: moves.put(here, x, c)(z), *both)[1]
+    primals = system.states, *moves.of(steps)[1:]
+    return jax.jvp(lambda z, x, c: moves.put(steps, x, c)(z), primals, (starts, dx, dc))[1]
 
 
-def _solve(moves: Moves, tree: Any, known: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
+def _solve(moves: Moves, tree: Any, arrays: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
     """The tangents."""
-    system, (b, (dz, dx, dc)) = _Equations(moves, *jax.tree.unflatten(tree, known)), x
+    system, (b, (dz, dx, dc)) = _Equations(moves, *jax.tree.unflatten(tree, arrays)), x
 
     def chunk(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
         index, z, inputs, b, dx = part
-        here = system.steps(index, inputs)
-        both = moves.of(here)[1:], (dx, dc)
-        driven = jax.jvp(lambda x, c: moves.put(here, x, c)(z), *both)[1]
-        t = system.solver("forward")(here, z, add(b, driven), enter)
+        steps = system.steps(index, inputs)
+        driven = jax.jvp(lambda x, c: moves.put(steps, x, c)(z), moves.of(steps)[1:], (dx, dc))[1]
+        t = system.solver("forward")(steps, z, add(b, driven), enter)
         return [leaf[-1] for leaf in t], t
 
     parts = system.indices, system.states, system.chain.inputs, b, dx
     return system.in_chunks(chunk)(moves.enter(system.initial, dz), parts)[1]
 
 
-def _solve_transposed(moves: Moves, tree: Any, known: Leaves, g: Leaves) -> tuple[Leaves, Tangents]:
+def _solve_transposed(
+    moves: Moves, tree: Any, arrays: Leaves, g: Leaves
+) -> tuple[Leaves, Tangents]:
     """The adjoint states, and the cotangents of ``v``."""
-    system = _Equations(moves, *jax.tree.unflatten(tree, known))
+    system = _Equations(moves, *jax.tree.unflatten(tree, arrays))
 
     def chunk(carry: Any, part: Any) -> tuple[Any, tuple[Leaves, Leaves]]:
         enter, totals = carry
         index, z, inputs, g = part
-        here = system.steps(index, inputs)
-        lam, leave = system.solver("backward")(here, z, g, enter)
-        pull = pullback(lambda x, c: moves.put(here, x, c)(z), *moves.of(here)[1:])
+        steps = system.steps(index, inputs)
+        lam, leave = system.solver("backward")(steps, z, g, enter)
+        pull = pullback(lambda x, c: moves.put(steps, x, c)(z), *moves.of(steps)[1:])
         from_x, from_c = each(pull)(lam)
         return (leave, add(totals, from_c)), (lam, from_x)
 

@@ -27,6 +27,7 @@ from deeppcr.chain.step import Step
 from deeppcr.chain.trace import on_no_mesh
 from deeppcr.lower import as_products, bounded, own_filters
 from deeppcr.programs.cut_first import evaluate, opened
+from deeppcr.programs.dependence import defining
 from deeppcr.programs.retrace import with_literals
 from depth.jaxprs import (
     Program,
@@ -40,9 +41,9 @@ from depth.jaxprs import (
 )
 from depth.primitives import primitive
 
-_FOUND: WeakKeyDictionary[Step, dict[Any, "StepTangents"]] = WeakKeyDictionary()
+_PROGRAMS: WeakKeyDictionary[Step, dict[Any, "StepTangents"]] = WeakKeyDictionary()
 
-Known = Mapping[Any, Any]  # values of variables
+Values = Mapping[Any, Any]  # of variables
 
 
 class _Variables(NamedTuple):
@@ -63,53 +64,53 @@ class StepTangents:
         program: of primals and tangents; its results are the tangents of the next state, and those
             of the outputs.
         variables: of the program.
-        kept: for each value that is kept, its equation and variable; None if it has none.
+        sources: for each value that is kept, its equation and variable; None if it has none.
         between: the variables ``u`` of the two programs, F and G. None if an equation reads the
             tangent of a captured array with one of a state, as an inner loop does: its cotangent
             would be one array for each step.
-        own: the results of convolutions in G with filters of their own in each step.
+        convolutions: the results in G of those with filters of their own in each step.
     """
 
     step: Step
     program: Program
     variables: _Variables
-    kept: Sequence[tuple[Any, Any] | None]
+    sources: Sequence[tuple[Any, Any] | None]
     between: Any
-    own: frozenset[Any]
+    convolutions: frozenset[Any]
 
     @classmethod
     def of(cls, step: Step, moves: Moves, in_halves: bool) -> Self:
-        """Of a step, of which these leaves move; found once."""
-        found = _FOUND.setdefault(step, {})
+        """Of a step, of which these leaves move; traced once."""
+        programs = _PROGRAMS.setdefault(step, {})
         masks = tuple(moves.inputs), tuple(moves.captured), in_halves
-        if masks not in found:
+        if masks not in programs:
             with on_no_mesh():
-                found[masks] = _traced(step, moves, in_halves)
-        return found[masks]  # type: ignore[return-value]
+                programs[masks] = _traced(step, moves, in_halves)
+        return programs[masks]  # type: ignore[return-value]
 
-    def known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Known:
+    def primals(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Values:
         """The values of the variables that are no tangents."""
-        primals = zip(self.variables.primals, (*state, *inputs, *captured), strict=True)
-        values = zip(self.kept, self.step.kept_of(inputs), strict=True)
-        kept = {made[1]: bounded(value, made[0]) for made, value in values if made}
-        return dict(primals) | kept
+        pairs = zip(self.variables.primals, (*state, *inputs, *captured), strict=True)
+        values = zip(self.sources, self.step.kept_of(inputs), strict=True)
+        kept = {source[1]: bounded(value, source[0]) for source, value in values if source}
+        return dict(pairs) | kept
 
-    def push(self, known: Known, t: Leaves, dx: Leaves, dc: Leaves) -> tuple[Leaves, Leaves]:
+    def push(self, primals: Values, t: Leaves, dx: Leaves, dc: Leaves) -> tuple[Leaves, Leaves]:
         """``T (t, dx, dc)``."""
         variables = *self.variables.t, *self.variables.dx, *self.variables.dc
-        return self._results(known, variables, (*t, *dx, *dc))
+        return self._results(primals, variables, (*t, *dx, *dc))
 
-    def pull(self, known: Known, t: Leaves, o: Leaves) -> tuple[Leaves, Leaves, Leaves]:
+    def pull(self, primals: Values, t: Leaves, o: Leaves) -> tuple[Leaves, Leaves, Leaves]:
         """``T^T (t, o)``, the cotangents of ``t``, ``dx`` and ``dc``."""
-        return jax.linear_transpose(partial(self.push, known), *map(_types, self.variables[1:]))(
+        return jax.linear_transpose(partial(self.push, primals), *map(_types, self.variables[1:]))(
             (t, o)
         )
 
-    def pull_first(self, known: Known, t: Leaves, o: Leaves) -> tuple[Leaves, Leaves]:
+    def pull_first(self, primals: Values, t: Leaves, o: Leaves) -> tuple[Leaves, Leaves]:
         """``F^T (t, o)``, the cotangents of ``t`` and ``u``."""
 
         def carried(t: Leaves, u: Leaves) -> tuple[Leaves, Leaves]:
-            return self._results(known, (*self.variables.t, *self.between), (*t, *u))
+            return self._results(primals, (*self.variables.t, *self.between), (*t, *u))
 
         shapes = _types(self.variables.t), _types(self.between)
         return jax.linear_transpose(carried, *shapes)((t, o))
@@ -119,26 +120,26 @@ class StepTangents:
     ) -> Callable[[Leaves], tuple[Leaves, Leaves]]:
         """``G^T`` of all steps: from the cotangents of ``u`` those of ``dx`` and ``dc``."""
         variables = *self.variables.dx, *self.variables.dc
-        rule = partial(bind, replace=as_products(self.own))
+        rule = partial(bind, replace=as_products(self.convolutions))
 
         def one(z: Leaves, x: Leaves, dx: Leaves, c: Leaves, dc: Leaves) -> Leaves:
-            known = {**self.known(z, x, c), **dict(zip(variables, (*dx, *dc), strict=True))}
-            return interpret(self.program, known, self.between, rule)
+            values = {**self.primals(z, x, c), **dict(zip(variables, (*dx, *dc), strict=True))}
+            return interpret(self.program, values, self.between, rule)
 
-        every = chain.axis.each(jax.vmap(one, in_axes=(0, 0, 0, None, None)), 3)
+        all_steps = chain.axis.each(jax.vmap(one, in_axes=(0, 0, 0, None, None)), 3)
 
         def drive(dx: Leaves, dc: Leaves) -> Leaves:
-            return every(states, chain.inputs, dx, chain.captured, dc)
+            return all_steps(states, chain.inputs, dx, chain.captured, dc)
 
         of_x = [x.update(shape=(chain.length, *x.shape)) for x in _types(self.variables.dx)]
         return jax.linear_transpose(drive, of_x, _types(self.variables.dc))
 
     def _results(
-        self, known: Known, variables: Sequence[Any], tangents: Sequence[Any]
+        self, primals: Values, variables: Sequence[Any], tangents: Sequence[Any]
     ) -> tuple[Leaves, Leaves]:
-        values = {**known, **dict(zip(variables, tangents, strict=True))}
-        found = interpret(self.program, values, self.program.outvars, bind)
-        return found[: self.step.states], found[self.step.states :]
+        values = {**primals, **dict(zip(variables, tangents, strict=True))}
+        results = interpret(self.program, values, self.program.outvars, bind)
+        return results[: self.step.states], results[self.step.states :]
 
 
 def _types(variables: Sequence[Any]) -> list[Any]:
@@ -149,41 +150,43 @@ def _traced(step: Step, moves: Moves, in_halves: bool) -> StepTangents:
     program, states = step.evaluated, step.states
     variables = program.invars[:states], program.invars[states:], program.constvars
     z, x, c = map(_types, variables)
-    wanted = [*program.outvars, *(value for value, _ in step.kept)]
+    count = len(program.outvars)
+    outvars = [*program.outvars, *(value for value, _ in step.kept)]
 
     def tangents(z: Leaves, x: Leaves, c: Leaves, *t: Leaves) -> tuple[Leaves, Leaves]:
         def run(z: Leaves, dx: Leaves, dc: Leaves) -> tuple[Leaves, Leaves]:
-            leaves = *z, *combine(x, moves.inputs, dx), *combine(c, moves.captured, dc)
-            known = dict(zip((*program.invars, *program.constvars), leaves, strict=True))
-            found = evaluate(program, known, wanted)
-            return found[: len(program.outvars)], found[len(program.outvars) :]
+            leaves = *combine(c, moves.captured, dc), *z, *combine(x, moves.inputs, dx)
+            results = evaluate(program, program.known(leaves), outvars)
+            return results[:count], results[count:]
 
         primals = z, partition(x, moves.inputs), partition(c, moves.captured)
         return jax.jvp(run, primals, t, has_aux=True)[1:]
 
     moving = z, partition(x, moves.inputs), partition(c, moves.captured)
     closed = jax.make_jaxpr(tangents)(z, x, c, *moving)
-    found = with_literals(Program.of(closed), constants_of(closed))
-    if in_halves and any(called(each) is not None for each in found.eqns):
-        found = opened(found, with_checkpoints=True)
-    rest, counts = iter(found.invars), (len(z) + len(x) + len(c), *map(len, moving))
-    operands = _Variables(*([next(rest) for _ in range(count)] for count in counts))
-    values = found.outvars[len(program.outvars) :]
-    found = found._replace(outvars=found.outvars[: len(program.outvars)])
-    made = {y: each for each in found.eqns for y in each.outvars} if values else {}
-    kept = [None if is_literal(y) or y not in made else (made[y], y) for y in values]
-    between = _between(found, operands) if in_halves else None
+    whole = with_literals(Program.of(closed), constants_of(closed))
+    if in_halves and any(called(x) is not None for x in whole.eqns):
+        whole = opened(whole, with_checkpoints=True)
+    tree = jax.tree.structure(([*z, *x, *c], *moving))
+    operands = _Variables(*jax.tree.unflatten(tree, whole.invars))
+    values = whole.outvars[count:]
+    whole = whole._replace(outvars=whole.outvars[:count])
+    equations: dict[Any, Any] = {}
+    for equation in whole.eqns if values else ():
+        equations.update(dict.fromkeys(equation.outvars, equation))
+    sources = [None if is_literal(y) or y not in equations else (equations[y], y) for y in values]
+    between = _between(whole, operands) if in_halves else None
     shared = {*operands.primals[len(z) + len(x) :], *operands.dc}
-    own = own_filters(found._replace(outvars=between), shared) if between else frozenset()
-    return StepTangents(step, found, operands, kept, between, own)
+    filters = own_filters(whole._replace(outvars=between), shared) if between else frozenset()
+    return StepTangents(step, whole, operands, sources, between, filters)
 
 
 def _between(program: Program, variables: _Variables) -> list[Any] | None:
     """See `StepTangents`."""
     by_state = moved_by(program, variables.t)
     by_rest = moved_by(program, [*variables.dx, *variables.dc]) - by_state
-    loop = [each for each in program.eqns if not by_state.isdisjoint(each.outvars)]
-    if any(_reads_whole(each, variables.dc) for each in loop):
+    loop = defining(program, by_state)
+    if any(_reads_whole(equation, variables.dc) for equation in loop):
         return None
     return [x for x in read_by(loop, program.outvars) if x in by_rest]
 

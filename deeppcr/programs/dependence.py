@@ -16,6 +16,7 @@ program: every value is affine in it or independent of it; anything else ends th
 a derivative that is not jax's own.
 """
 
+import operator
 from collections.abc import Collection, Sequence
 from itertools import filterfalse
 from typing import Any, NamedTuple, Self
@@ -159,7 +160,7 @@ def _of_a_loop(equation: Any, operands: list[bool]) -> list[bool]:
     while True:
         trip = [*operands[:constants], *state, *operands[end:]]
         results = _follow(equation.params["jaxpr"], trip)
-        after = [a or b for a, b in zip(state, results, strict=False)]
+        after = list(map(operator.or_, state, results))
         if after == state:
             return [*state, *results[carry:]]
         state = after
