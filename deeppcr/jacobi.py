@@ -302,12 +302,12 @@ def _solve_linear(f: Map, root: Leaves, c: Leaves, arrays: Leaves) -> Leaves:
         begin = like((b, jnp.int32(1), jnp.array(False)), b, arrays)
         return lax.while_loop(lambda now: (now[1] < len(b[0])) & ~now[2], trip, begin)[0]
 
-    def residual(x: Leaves) -> Leaves:
-        return list(map(operator.sub, x, push(x)))
-
     # The solvers take J itself: of x - J x, an infinite x does not give it back.
     return lax.custom_linear_solve(
-        residual, c, lambda _, b: solve(push, b), lambda _, b: solve(lambda x: pull(x)[0], b)
+        lambda x: list(map(operator.sub, x, push(x))),
+        c,
+        lambda _, b: solve(push, b),
+        lambda _, b: solve(lambda x: pull(x)[0], b),
     )
 
 

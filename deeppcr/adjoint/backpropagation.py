@@ -75,6 +75,7 @@ class Backpropagation:
             step = partial(chain.step, inputs=inputs, captured=chain.captured)
             return pullback(step, state)(lam)[0], lam
 
-        axis, steps = chain.axis.reversed, (states, chain.inputs, g)
-        mu, lam = axis.scan(body, enter, steps, unroll=self.unroll, linear=True)
+        scan = chain.axis.reversed.scan
+        steps = states, chain.inputs, g
+        mu, lam = scan(body, enter, steps, unroll=self.unroll, linear=True)
         return lam, mu

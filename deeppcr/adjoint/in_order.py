@@ -10,16 +10,15 @@ All other derivatives are those of the programs.
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.adjoint.backpropagation import Backpropagation
-from deeppcr.adjoint.moves import Moves, Tangents
+from deeppcr.adjoint.moves import TangentEquations, Tangents
 from deeppcr.adjoint.tangents import StepTangents
-from deeppcr.arrays.avals import like, varying_axes
+from deeppcr.arrays.avals import avals_of, like, varying_axes
 from deeppcr.arrays.state import Leaves, add, combine, floating, partition
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
@@ -50,20 +49,8 @@ def is_in_order(chain: TracedChain) -> bool:
     return chain.axis == LOCAL and not kernels_run()
 
 
-class InOrder(NamedTuple):
-    """The tangent equations of a chain, of its states and its outputs.
-
-    Attributes:
-        moves: what is differentiated.
-        chain: with its arrays.
-        states: ``z_0 .. z_{L-1}``.
-        adjoint: how.
-    """
-
-    moves: Moves
-    chain: TracedChain
-    states: Leaves
-    adjoint: Backpropagation
+class InOrder(TangentEquations):
+    """The equations of states and outputs, solved by loops; ``adjoint``: a `Backpropagation`."""
 
     def tangents(self, reached: Sequence[bool], tangents: Tangents) -> Results:
         """Those of all states and outputs; ``reached``: the leaves of a state that have some."""
@@ -71,7 +58,7 @@ class InOrder(NamedTuple):
         outputs = step.jaxpr.outvars[step.states :]
         leaves, moving = step.outputs_in_state, floating(outputs)
         outside = [leaf is None and moves for leaf, moves in zip(leaves, moving, strict=True)]
-        system = self if all(reached) and all(outside) else self.of_part(reached, outside)
+        system = self if all(reached) and all(outside) else self.part(reached, outside)
         results = _bound(system, tangents)
         of_outside = iter(results.outputs)
         t = combine(list(map(jnp.zeros_like, self.states)), reached, results.states)
@@ -85,27 +72,17 @@ class InOrder(NamedTuple):
 
         return Results(t, list(map(of_output, outputs, leaves, moving)), last)
 
-    def of_part(self, states: Sequence[bool], outputs: Sequence[bool]) -> Self:
-        """Those of some leaves of the state, and of some outputs."""
-        chain, before, moves = self.moves.part(self.chain, self.states, states, outputs)
-        return self._replace(chain=chain, states=before, moves=moves)
-
-    @property
-    def initial(self) -> Leaves:
-        """Zeros, shaped like the initial state."""
-        return [jnp.zeros(z.shape[1:], z.dtype) for z in self.states]
-
     def pushed(self, tangents: Tangents) -> Results:
         """The tangents of the states and of the outputs."""
-        (dz, dx, dc), chain = tangents, self.chain
-        program = StepTangents.of(chain.step, self.moves, in_halves=False)
+        dz, dx, dc = tangents
+        program = StepTangents.of(self.chain.step, self.moves, in_halves=False)
 
         def body(t: Leaves, at: Any) -> tuple[Leaves, Pair]:
             z, inputs, dx = at
-            t, o = program.push(program.primals(z, inputs, chain.captured), t, dx, dc)
+            t, o = program.push(program.primals(z, inputs, self.chain.captured), t, dx, dc)
             return t, (t, o)
 
-        steps = self.states, chain.inputs, dx
+        steps = self.states, self.chain.inputs, dx
         last, (t, o) = self._scan(body, self.moves.enter(self.initial, dz), steps)
         return Results(t, o, last)
 
@@ -119,7 +96,7 @@ class InOrder(NamedTuple):
         reached = [True] * len(states)
         if not (all(states) and all(outputs)):
             reached = leaves_pulled(self.chain.step, states, outputs)
-        system = self if all(reached) and all(outputs) else self.of_part(reached, outputs)
+        system = self if all(reached) and all(outputs) else self.part(reached, outputs)
         o = partition(cotangents.outputs, outputs)
         dz, dx, dc = system._pulled(Results(partition(g, reached), o, partition(last, reached)))
         of_initial = partition(reached, self.moves.initial)
@@ -128,7 +105,7 @@ class InOrder(NamedTuple):
     def _with_zeros(self, outputs: Cotangents) -> Leaves:
         """The cotangents of all outputs, which are none of the next state."""
         step, length = self.chain.step, self.chain.length
-        types = (y.aval for y in step.jaxpr.outvars[step.states :])
+        types = avals_of(step.jaxpr.outvars[step.states :])
         zeros = [jnp.zeros((length, *y.shape), y.dtype) for y in types]
         return like(_filled(outputs, zeros), self.chain, outputs)
 
@@ -225,7 +202,7 @@ def _bound(system: InOrder, tangents: Tangents) -> Results:
     shapes = None
     if not varying_axes((arrays, tangents)):
         step, length = system.chain.step, system.chain.length
-        last = [jax.core.ShapedArray(y.aval.shape, y.aval.dtype) for y in step.jaxpr.outvars]
+        last = [jax.core.ShapedArray(y.shape, y.dtype) for y in avals_of(step.jaxpr.outvars)]
         steps = [y.update(shape=(length, *y.shape)) for y in last]
         shapes = Results(steps[: step.states], steps[step.states :], last[: step.states])
     return solved(map_, arrays, tangents, shapes=shapes)

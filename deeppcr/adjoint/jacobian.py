@@ -156,10 +156,6 @@ class JacobianAdjoint:
     window: int
     option: Adjoint | None
 
-    def keeps(self) -> bool:
-        """See `AdjointSolver`: its blocks are those of all steps, by the states alone."""
-        return False
-
     def of_part(self, chain: TracedChain) -> "JacobianAdjoint | None":
         """See `AdjointSolver`."""
         return None if self.option is None else self.option.bind(chain, self.fused)
@@ -185,11 +181,8 @@ class JacobianAdjoint:
         first = _product(chain, states, False, 0, layout.flatten(enter))
         system = System(axis.set_first(right, right[0] + first), axis)
 
-        def unflattened(_: Array, t: Array) -> Leaves:
-            return layout.unflatten(t)
-
         by_steps = partial(BACKPROPAGATION.forward, chain, states, b, enter)
-        return self._solve(system, chain, states, unflattened, by_steps)
+        return self._solve(system, chain, states, lambda _, t: layout.unflatten(t), by_steps)
 
     def backward(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
@@ -208,11 +201,14 @@ class JacobianAdjoint:
         right = axis.set_first(right, right[-1] + layout.flatten(enter))
         system = System(right, axis, transposed=True, is_left=True)
 
-        def unflattened(mu: Array, lam: Array) -> tuple[Leaves, Leaves]:
-            return layout.unflatten(lam), layout.unflatten(chain.axis.of_first(mu))
-
         by_steps = partial(BACKPROPAGATION.backward, chain, states, g, enter)
-        return self._solve(system, chain, states, unflattened, by_steps)
+        return self._solve(
+            system,
+            chain,
+            states,
+            lambda mu, lam: (layout.unflatten(lam), layout.unflatten(chain.axis.of_first(mu))),
+            by_steps,
+        )
 
     def _solve(
         self,
@@ -230,14 +226,10 @@ class JacobianAdjoint:
         if self.is_exact:
             is_right, solution = self._by_exact(system, blocks, solve, solver.multiplies(blocks))
             return unless(is_right, unflattened(*solution), by_steps)
-        if transposed:
-            pull = pullback(chain, states)
+        derivative = _derivative(chain, states, transposed)
 
         def products(v: Array) -> Array:
-            vector = layout.unflatten(v)
-            if transposed:
-                return layout.flatten(pull(vector)[0])
-            return layout.flatten(jax.jvp(chain, (states,), (vector,))[1])
+            return layout.flatten(derivative(layout.unflatten(v)))
 
         product = partial(_product, chain, states, transposed)
         by_blocks = partial(solve, blocks)
@@ -267,12 +259,19 @@ def _product(
     chain: TracedChain, states: Leaves, transposed: bool, index: int | Array, v: Array
 ) -> Array:
     """``A_l v`` of one step, or ``A_l^T v``."""
-    layout = chain.layout
     inputs, state = jax.tree.map(
         lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), (chain.inputs, states)
     )
     step = partial(chain.step, inputs=inputs, captured=chain.captured)
-    vector = layout.unflatten(v)
-    if transposed:
-        return layout.flatten(pullback(step, state)(vector)[0])
-    return layout.flatten(jax.jvp(step, (state,), (vector,))[1])
+    vector = chain.layout.unflatten(v)
+    return chain.layout.flatten(_derivative(step, state, transposed)(vector))
+
+
+def _derivative(
+    f: Callable[[Leaves], Leaves], state: Leaves, transposed: bool
+) -> Callable[[Leaves], Leaves]:
+    """``v -> J v`` for the derivative J of ``f``, or ``J^T v``."""
+    if not transposed:
+        return lambda v: jax.jvp(f, (state,), (v,))[1]
+    pull = pullback(f, state)
+    return lambda v: pull(v)[0]

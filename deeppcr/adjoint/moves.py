@@ -70,14 +70,6 @@ class Moves(NamedTuple):
             initial=partition(self.initial, leaves), inputs=[*self.inputs, *[False] * more]
         )
 
-    def part(
-        self, chain: TracedChain, states: Leaves, leaves: Sequence[bool], outputs: Sequence[bool]
-    ) -> tuple[TracedChain, Leaves, Self]:
-        """The chain of some leaves of the state, their states before its steps, and these moves."""
-        smaller = part(chain, leaves, outputs, states)
-        moves = self.of_part(leaves, len(smaller.inputs) - len(chain.inputs))
-        return smaller, partition(states, leaves), moves
-
     def of(self, chain: TracedChain) -> Tangents:
         """``(z_0, x, c)``, the differentiated leaves of a chain."""
         z, x, c = map(partition, parts(chain), self)
@@ -91,3 +83,30 @@ class Moves(NamedTuple):
     def enter(self, like: Leaves, dz: Leaves) -> Leaves:
         """The tangent of the initial state: ``dz``, and zero for other leaves."""
         return combine(list(map(jnp.zeros_like, like)), self.initial, dz)
+
+
+class TangentEquations(NamedTuple):
+    """The tangent equations of a chain.
+
+    Attributes:
+        moves: what is differentiated.
+        chain: with its arrays.
+        states: ``z_0 .. z_{L-1}``.
+        adjoint: how they are solved.
+    """
+
+    moves: Moves
+    chain: TracedChain
+    states: Leaves
+    adjoint: Any
+
+    @property
+    def initial(self) -> Leaves:
+        """Zeros, shaped like the initial state."""
+        return [jnp.zeros_like(z, shape=z.shape[1:]) for z in self.states]
+
+    def part(self, leaves: Sequence[bool], outputs: Sequence[bool]) -> Self:
+        """Those of some leaves of the state, and of some outputs."""
+        chain = part(self.chain, leaves, outputs, self.states)
+        moves = self.moves.of_part(leaves, len(chain.inputs) - len(self.chain.inputs))
+        return self._replace(moves=moves, chain=chain, states=partition(self.states, leaves))

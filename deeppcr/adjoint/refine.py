@@ -75,7 +75,8 @@ def refine(
         budget,
         expected,
     )
-    prefix, exceeds = end.convergence.converged, expected > budget
+    prefix = end.convergence.converged
+    exceeds = expected > budget
     return unless(
         prefix == total,
         (end.leaving, end.y),

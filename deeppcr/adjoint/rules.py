@@ -25,7 +25,7 @@ compositions. It keeps the trajectory from the forward pass, and no Jacobian.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from jax.sharding import PartitionSpec as P
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.in_order import InOrder, is_in_order
 from deeppcr.adjoint.jacobian import Adjoint
-from deeppcr.adjoint.moves import Moves, Tangents, moving, parts, pullback
+from deeppcr.adjoint.moves import Moves, TangentEquations, Tangents, moving, parts, pullback
 from deeppcr.arrays.state import Leaves, add, combine, partition
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
@@ -202,7 +202,7 @@ def _push(
         return run, pushed.states, pushed.outputs, pushed.last if run.last else []
     dz, dx, dc = tangents
     _, x, c = moves.of(chain)
-    equations = _Equations(moves, chain, states, adjoint)
+    equations = InChunks(moves, chain, states, adjoint)
     part = equations.of_part(reached, [True] * len(run.outputs))
     if part is None:
         part, reached = equations, [any(reached)] * step.states
@@ -222,30 +222,16 @@ def _push(
     return run, t, by_outputs, list(map(last_of, t)) if run.last else []
 
 
-class _Equations(NamedTuple):
-    """The tangent equations of a chain.
-
-    Attributes:
-        moves: what is differentiated.
-        chain: with its arrays.
-        states: ``z_0 .. z_{L-1}``.
-        adjoint: solves them.
-    """
-
-    moves: Moves
-    chain: TracedChain
-    states: Leaves
-    adjoint: AdjointSolver
+class InChunks(TangentEquations):
+    """The equations of states, solved chunk after chunk; ``adjoint``: an `AdjointSolver`."""
 
     def of_part(self, leaves: Sequence[bool], outputs: Sequence[bool]) -> Self | None:
         """Those of some leaves of the state; None for all, and if the adjoint needs all."""
         if all(leaves) or not any(leaves):
             return None
-        chain, states, moves = self.moves.part(self.chain, self.states, leaves, outputs)
-        adjoint = self.adjoint.of_part(chain)
-        if adjoint is None:
-            return None
-        return self._replace(moves=moves, chain=chain, states=states, adjoint=adjoint)
+        part = self.part(leaves, outputs)
+        adjoint = self.adjoint.of_part(part.chain)
+        return None if adjoint is None else part._replace(adjoint=adjoint)
 
     def linear_map(self) -> tuple[LinearMap, Leaves]:
         """Its solution, and the arrays that it depends on."""
@@ -253,11 +239,6 @@ class _Equations(NamedTuple):
         parts = _solve, _solve_transposed, _product, _part
         functions: list[Any] = [partial(part, self.moves, tree) for part in parts]
         return LinearMap(*functions), arrays
-
-    @property
-    def initial(self) -> Leaves:
-        """Zeros, shaped like the initial state."""
-        return [jnp.zeros_like(z, shape=z.shape[1:]) for z in self.states]
 
     @property
     def indices(self) -> Array:
@@ -289,7 +270,7 @@ class _Equations(NamedTuple):
 
 def _part(moves: Moves, tree: Any, used: Sequence[bool]) -> Part | None:
     """The system of the states that cotangents of the ``used`` leaves reach."""
-    equations = _Equations(moves, *jax.tree.unflatten(tree, range(tree.num_leaves)))
+    equations = InChunks(moves, *jax.tree.unflatten(tree, range(tree.num_leaves)))
     step = equations.chain.step
     reached = leaves_pulled(step, used, [])
     part = equations.of_part(reached, [False] * (len(step.jaxpr.outvars) - step.states))
@@ -302,7 +283,8 @@ def _part(moves: Moves, tree: Any, used: Sequence[bool]) -> Part | None:
 
 def _product(moves: Moves, tree: Any, arrays: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
     """``A_l t_{l-1}`` and the terms of ``v``."""
-    system, (t, (dz, dx, dc)) = _Equations(moves, *jax.tree.unflatten(tree, arrays)), x
+    system = InChunks(moves, *jax.tree.unflatten(tree, arrays))
+    t, (dz, dx, dc) = x
     steps = system.steps(system.indices, system.chain.inputs)
     starts = system.chain.before(moves.enter(system.initial, dz), t)
     primals = system.states, *moves.of(steps)[1:]
@@ -311,7 +293,8 @@ def _product(moves: Moves, tree: Any, arrays: Leaves, x: tuple[Leaves, Tangents]
 
 def _solve(moves: Moves, tree: Any, arrays: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:
     """The tangents."""
-    system, (b, (dz, dx, dc)) = _Equations(moves, *jax.tree.unflatten(tree, arrays)), x
+    system = InChunks(moves, *jax.tree.unflatten(tree, arrays))
+    b, (dz, dx, dc) = x
 
     def chunk(enter: Leaves, part: Any) -> tuple[Leaves, Leaves]:
         index, z, inputs, b, dx = part
@@ -328,7 +311,7 @@ def _solve_transposed(
     moves: Moves, tree: Any, arrays: Leaves, g: Leaves
 ) -> tuple[Leaves, Tangents]:
     """The adjoint states, and the cotangents of ``v``."""
-    system = _Equations(moves, *jax.tree.unflatten(tree, arrays))
+    system = InChunks(moves, *jax.tree.unflatten(tree, arrays))
 
     def chunk(carry: Any, part: Any) -> tuple[Any, tuple[Leaves, Leaves]]:
         enter, totals = carry

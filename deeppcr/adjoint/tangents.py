@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from deeppcr.adjoint.moves import Moves
-from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.avals import abstract, avals_of
 from deeppcr.arrays.state import Leaves, combine, partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
@@ -108,12 +108,12 @@ class StepTangents:
 
     def pull_first(self, primals: Values, t: Leaves, o: Leaves) -> tuple[Leaves, Leaves]:
         """``F^T (t, o)``, the cotangents of ``t`` and ``u``."""
-
-        def carried(t: Leaves, u: Leaves) -> tuple[Leaves, Leaves]:
-            return self._results(primals, (*self.variables.t, *self.between), (*t, *u))
-
-        shapes = _types(self.variables.t), _types(self.between)
-        return jax.linear_transpose(carried, *shapes)((t, o))
+        variables = *self.variables.t, *self.between
+        return jax.linear_transpose(
+            lambda t, u: self._results(primals, variables, (*t, *u)),
+            _types(self.variables.t),
+            _types(self.between),
+        )((t, o))
 
     def pull_last(
         self, chain: TracedChain, states: Leaves
@@ -127,12 +127,12 @@ class StepTangents:
             return interpret(self.program, values, self.between, rule)
 
         all_steps = chain.axis.each(jax.vmap(one, in_axes=(0, 0, 0, None, None)), 3)
-
-        def drive(dx: Leaves, dc: Leaves) -> Leaves:
-            return all_steps(states, chain.inputs, dx, chain.captured, dc)
-
         of_x = [x.update(shape=(chain.length, *x.shape)) for x in _types(self.variables.dx)]
-        return jax.linear_transpose(drive, of_x, _types(self.variables.dc))
+        return jax.linear_transpose(
+            lambda dx, dc: all_steps(states, chain.inputs, dx, chain.captured, dc),
+            of_x,
+            _types(self.variables.dc),
+        )
 
     def _results(
         self, primals: Values, variables: Sequence[Any], tangents: Sequence[Any]
@@ -143,7 +143,7 @@ class StepTangents:
 
 
 def _types(variables: Sequence[Any]) -> list[Any]:
-    return [abstract(variable.aval) for variable in variables]
+    return list(map(abstract, avals_of(variables)))
 
 
 def _traced(step: Step, moves: Moves, in_halves: bool) -> StepTangents:

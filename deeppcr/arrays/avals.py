@@ -8,7 +8,7 @@ that chains need: slicing and concatenating along sharded axes. So programs run 
 the type `Auto`, and their results get the shardings that the caller expects.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -78,6 +78,11 @@ def on_one_device(x: Any) -> Any:
     if getattr(aval, "sharding", None) is None or aval.sharding.mesh.manual_axes:
         return aval
     return aval.update(sharding=None)
+
+
+def avals_of(atoms: Iterable[Any]) -> list[Any]:
+    """The types of variables of a program."""
+    return [atom.aval for atom in atoms]
 
 
 def of_step(x: Any) -> Any:

@@ -20,6 +20,7 @@ What is still wrong then, the caller computes step by step.
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -158,8 +159,7 @@ def solve_judged(
     def judged(blocks: Blocks, y: Array, last: Judged | None = None) -> Judged:
         operator = blocks.transpose() if system.transposed else blocks
 
-        def products(y: Array) -> Array:
-            return operator.apply(y, "residual")
+        products = partial(operator.apply, use="residual")
 
         def magnitudes(y: Array) -> Array:
             return jax.tree.map(jnp.abs, operator).apply(y, "residual")
@@ -183,10 +183,14 @@ def solve_judged(
         fenced, residual = lax.optimization_barrier((blocks, now.residual))
         return judged(fenced, now.y + solve(fenced, residual), now)
 
-    def goes_on(now: Judged) -> Array:
-        return now.falls & (now.prefix < system.total)
-
-    return iterate(CORRECTION, goes_on, corrected, judged(blocks, solve(blocks, b)), 0, 0)
+    return iterate(
+        CORRECTION,
+        lambda now: now.falls & (now.prefix < system.total),
+        corrected,
+        judged(blocks, solve(blocks, b)),
+        budget=0,
+        expected=0,
+    )
 
 
 def usual_sizes(local: Array, axis: ChainAxis) -> tuple[Array, Array]:

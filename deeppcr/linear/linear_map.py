@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
-from deeppcr.arrays.avals import like, varying_axes
+from deeppcr.arrays.avals import avals_of, like, varying_axes
 from deeppcr.arrays.state import Leaves, add, combine, partition
 from deeppcr.programs.calls import Call, Later, nonzero
 from depth.jaxprs import without_constants
@@ -116,8 +116,9 @@ class _Role:
 
         ``along(f)``: the tangent of ``f(arrays)``.
         """
-        product, zeros = self.map.product, jax.tree.map(jnp.zeros_like, (x, y))
+        product = self.map.product
         assert product is not None
+        zeros = jax.tree.map(jnp.zeros_like, (x, y))
         if not self.is_transposed:
             (_, v), ((_, none), of_y) = x, zeros
             return (along(lambda arrays: product(arrays, (y, v))), none), of_y
@@ -220,7 +221,7 @@ def _without_unused(used: list[bool], *arguments: Any) -> tuple[list[bool], Any]
     if not any(used):
         return [False] * len(equation.invars), None
     part = role.part(used)
-    if part is None or varying_axes([x.aval for x in equation.invars]):  # of another mesh
+    if part is None or varying_axes(avals_of(equation.invars)):  # of another mesh
         return [True] * len(equation.invars), equation
     b, v = jax.tree.unflatten(role.x, equation.invars[count:])
     arrays = [equation.invars[i] for i in part.arrays]

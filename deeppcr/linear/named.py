@@ -47,9 +47,9 @@ class AutoSolver(LinearSolver):
 
 
 # Multiplications of a round that a GPU does in the time of the kernels which the round saves,
-# estimated from published figures; and the size of blocks which it multiplies in the time that it
-# takes to read them.
-FEW_PRODUCTS, NARROW = 5e7, 16
+# estimated from published figures.
+FEW_PRODUCTS = 5e7
+NARROW = 16  # the size of blocks which a GPU multiplies in the time that it takes to read them
 
 SOLVERS: dict[str, LinearSolver] = {
     "auto": AutoSolver(),

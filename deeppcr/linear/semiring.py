@@ -91,12 +91,14 @@ def solve_over(
     """`solve_bidiagonal` over the semiring of that name; shapes and dtypes have been checked."""
     if b.size == 0:
         return b
-    is_diagonal, along = isinstance(blocks, Diagonals), Along(reverse=reverse)
+    is_diagonal = isinstance(blocks, Diagonals)
+    along = Along(reverse=reverse)
     (A,) = jax.tree.leaves(blocks)
     A = A[..., None, None] if is_diagonal else A
     rows = jnp.concatenate([A, (b[..., None] if is_diagonal else b)[..., None]], -1)
     if initial is None:
-        start, first = jnp.full_like(b[0], -jnp.inf), along.first(rows, 1)
+        start = jnp.full_like(b[0], -jnp.inf)
+        first = along.first(rows, 1)
         unused = jnp.full_like(first[..., :-1], -jnp.inf)
         first = jnp.concatenate([unused, first[..., -1:]], -1)
         rows = along.join(first, along.last(rows, len(b) - 1))
@@ -162,7 +164,8 @@ def _derivative(
     tangents: tuple[Array, Array],
 ) -> tuple[Array, Array]:
     (rows, start), (rows_dot, start_dot) = primals, tangents
-    y, along = _solve(semiring, solver, reverse, rows, start), Along(reverse=reverse)
+    y = _solve(semiring, solver, reverse, rows, start)
+    along = Along(reverse=reverse)
     before = along.join(start[None], along.first(y, len(y) - 1))
     shares = semiring.shares(rows + _with_one(before)[..., None, :])
     blocks = Matrices(shares[..., :-1])

@@ -217,20 +217,21 @@ class Recurrence(LinearSolver):
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
         axis = blocks.axis
         steps, b = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, axis, 0), (blocks, b))
-        along, last = Along(reverse=reverse), len(b) - 1
+        along = Along(reverse=reverse)
 
         # The loop indexes the steps and writes the states into one buffer, which starts as b. A
         # scan over all but the first step would have to slice the blocks and b, and to join the
         # result: three copies, up to half of the time (jax 0.10.2).
         def step(count: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             y, trajectory = carry
-            index = last - count if reverse else count
+            index = len(b) - 1 - count if reverse else count
             block, b_l = along.step((steps, b), index)
             y = block.apply(y, "step") + b_l
             return y, lax.dynamic_update_index_in_dim(trajectory, y, index, 0)
 
-        start, unroll = (along.first(b, 1)[0], b), self.unroll or _unroll(steps, b)
-        _, trajectory = lax.fori_loop(1, len(b), step, start, unroll=unroll)
+        unroll = self.unroll or _unroll(steps, b)
+        first = along.first(b, 1)[0]
+        _, trajectory = lax.fori_loop(1, len(b), step, (first, b), unroll=unroll)
         return jnp.moveaxis(trajectory, 0, axis)
 
     def _solve_transposed(self, blocks: Blocks, g: Array, reverse: bool) -> Array:
@@ -240,8 +241,9 @@ class Recurrence(LinearSolver):
             lam = g_l + mu
             return block.transpose().apply(lam, "step"), lam
 
-        start, unroll = jnp.zeros_like(g[0]), self.unroll or _unroll(blocks, g)
-        return lax.scan(step, start, (blocks, g), reverse=not reverse, unroll=unroll)[1]
+        unroll = self.unroll or _unroll(blocks, g)
+        mu = jnp.zeros_like(g[0])
+        return lax.scan(step, mu, (blocks, g), reverse=not reverse, unroll=unroll)[1]
 
 
 def _unroll(blocks: Blocks, b: Array) -> int:

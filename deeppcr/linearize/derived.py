@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.avals import abstract, avals_of, of_step
 from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
@@ -151,8 +151,8 @@ class Surrogate(Linearization):
 
     def traced(self, chain: TracedChain) -> Linearization:
         assert chain.adapt is not None
-        state = jax.tree.unflatten(chain.step.state_tree, _shapes(chain.initial, 0))
-        inputs = jax.tree.unflatten(chain.step.input_tree, _shapes(chain.inputs, 1))
+        state = jax.tree.unflatten(chain.step.state_tree, list(map(abstract, chain.initial)))
+        inputs = jax.tree.unflatten(chain.step.input_tree, list(map(of_step, chain.inputs)))
         try:
             step, captured = trace(chain.adapt(self.step), state, inputs)
         except TypeError as error:
@@ -194,7 +194,7 @@ class TracedSurrogate(Linearization):
     layout: StateLayout
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        avals = [variable.aval for variable in self.step.jaxpr.invars[self.step.states :]]
+        avals = avals_of(self.step.jaxpr.invars[self.step.states :])
         inputs = [x.astype(a.dtype) for x, a in zip(chain.inputs, avals, strict=False)]
         surrogate = dataclasses.replace(
             chain, step=self.step, layout=self.layout, inputs=inputs, captured=self.captured
@@ -213,7 +213,3 @@ class TracedSurrogate(Linearization):
 
     def __str__(self) -> str:
         return f"{self.linearization} of a surrogate"
-
-
-def _shapes(leaves: Any, axes: int) -> list[Any]:
-    return [abstract(leaf, leaf.shape[axes:]) for leaf in leaves]

@@ -92,8 +92,10 @@ class Units:
         """The first number along an axis along which alone they count; None if they do not."""
         if not self.numbers.size:
             return None
-        start, axes = int(self.numbers.flat[0]), set(range(self.numbers.ndim)) - {axis}
-        along = np.expand_dims(np.arange(start, start + self.numbers.shape[axis]), [*axes])
+        start = int(self.numbers.flat[0])
+        shape = [1] * self.numbers.ndim
+        shape[axis] = -1
+        along = np.arange(start, start + self.numbers.shape[axis]).reshape(shape)
         return start if (self.numbers == along).all() else None
 
 
@@ -172,11 +174,8 @@ def diagonals(chain: TracedChain, states: Array, structure: np.ndarray) -> Array
     """
     width = chain.layout.width
     _, place = _places(structure, width)
-
-    def pick(derivatives: Array) -> Array:
-        return derivatives[..., np.arange(width), place]
-
-    return _picked(chain, states, pick, _seeds(structure, width))
+    entries = np.arange(width)
+    return _picked(chain, states, lambda x: x[..., entries, place], _seeds(structure, width))
 
 
 def probed_diagonals(chain: TracedChain, states: Array, probes: int) -> Array:

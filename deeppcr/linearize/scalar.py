@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from deeppcr.arrays.avals import avals_of
 from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, users_input
@@ -78,7 +79,7 @@ class Scalar(Linearization):
                 f"or one for each of {length} steps."
             )
         if self.of_input is not None:
-            avals = [variable.aval for variable in step.jaxpr.invars[step.states :]]
+            avals = avals_of(step.jaxpr.invars[step.states :])
             inputs = users_input(jax.tree.unflatten(step.input_tree, avals))
             results = jax.tree.leaves(jax.eval_shape(self.of_input, inputs))
             shapes = [list(leaf.shape) for leaf in results]

@@ -11,6 +11,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
+from deeppcr.arrays.avals import avals_of
 from deeppcr.arrays.state import combine, partition
 from depth.counts import named_axes
 from depth.jaxprs import HoldsProgram, Program, constants_of, equations, without_constants
@@ -80,11 +81,11 @@ class Call(Primitive):
     def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
         """Derivatives are those of the program, which may be lowered as another kind of program."""
         moves = nonzero(tangents)
-
-        def run(*moving: Any) -> list[Any]:
-            return self.run(*combine(primals, moves, moving), **params)
-
-        return jax.jvp(run, tuple(compress(primals, moves)), tuple(compress(tangents, moves)))
+        return jax.jvp(
+            lambda *moving: self.run(*combine(primals, moves, moving), **params),
+            tuple(compress(primals, moves)),
+            tuple(compress(tangents, moves)),
+        )
 
     def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
         moves = list(map(ad.is_undefined_primal, operands))
@@ -93,7 +94,7 @@ class Call(Primitive):
         def run(*moving: Any) -> list[Any]:
             return partition(self.run(*combine(operands, moves, moving), **params), reached)
 
-        pull = self.transposed(run, *(x.aval for x in compress(operands, moves)))
+        pull = self.transposed(run, *avals_of(compress(operands, moves)))
         return combine([None] * len(moves), moves, pull(list(compress(cotangents, reached))))
 
     def transposed(self, f: Callable[..., Any], *avals: Any) -> Callable[..., Any]:

@@ -138,7 +138,8 @@ def evaluate(
     ``order``: None if it has not been computed yet.
     """
     order = order or Order.of(jaxpr, environment, outvars)
-    values, pieces = dict(environment), dict[Any, list[Any]]()  # of the variables that are split
+    values = dict(environment)
+    pieces: dict[Any, list[Any]] = {}  # of the variables that are split
     # Like `interpret`, with two functions fewer between a solve and the user's own step.
     for equation in order.equations:
         operands = [x.val if hasattr(x, "val") else values[x] for x in equation.invars]
@@ -190,11 +191,12 @@ def opened(program: Program, with_checkpoints: bool = False) -> Program:
     Those of functions with derivative rules stay, and of `jax.checkpoint` unless asked for.
     """
     replace = opening(checkpoints=with_checkpoints)
-
-    def run(values: list[Any]) -> list[Any]:
-        return evaluate(program, program.known(values), program.outvars, replace)
-
-    return with_literals(*retraced(program, run))
+    return with_literals(
+        *retraced(
+            program,
+            lambda values: evaluate(program, program.known(values), program.outvars, replace),
+        )
+    )
 
 
 def _only_cut(equations: Sequence[Any], outvars: Sequence[Any]) -> set[Any]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.sharding import AxisType, NamedSharding
 
-from deeppcr.arrays.avals import abstract, varying_axes
+from deeppcr.arrays.avals import abstract, avals_of, varying_axes
 from deeppcr.arrays.state import combine, floating, partition
 from deeppcr.programs.dependence import defining
 from depth.counts import named_axes
@@ -116,7 +116,7 @@ def _error_of_derivative(
         return pull(results)
 
     try:
-        jax.eval_shape(derivative, [abstract(x.aval) for x in (*jaxpr.constvars, *jaxpr.invars)])
+        jax.eval_shape(derivative, list(map(abstract, avals_of((*jaxpr.constvars, *jaxpr.invars)))))
     except Exception as error:  # whatever a rule raises
         if CUSTOM_VMAP in names(jaxpr):
             return "a jax.custom_batching.custom_vmap has forward mode only."
@@ -134,7 +134,7 @@ def couples_devices(jaxpr: Any, varied: frozenset[str]) -> str:
     if not manual:
         return ""
     inner = equations(jaxpr)
-    is_known = varying_axes([x.aval for x in read_by(inner)])
+    is_known = varying_axes(avals_of(read_by(inner)))
     axes = varied if is_known else manual
     return _collectives(x for x in inner if x.primitive.name not in LOCAL and named_axes(x) & axes)
 

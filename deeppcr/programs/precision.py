@@ -73,8 +73,9 @@ class _Conversion:
     def program(self, value: Any) -> Any:
         """A jaxpr, closed or not; the same object if nothing changes."""
         if id(value) not in self._converted:
-            inner, new = getattr(value, "jaxpr", value), value
+            inner = getattr(value, "jaxpr", value)
             eqns = list(map(self.equation, inner.eqns))
+            new = value
             if not all(map(operator.is_, eqns, inner.eqns)):
                 new = inner.replace(eqns=eqns)
                 new = new if inner is value else value.replace(jaxpr=new)

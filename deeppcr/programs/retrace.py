@@ -21,7 +21,7 @@ import jax
 from jax.extend import linear_util
 from jax.extend.core import Literal
 
-from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.avals import abstract, avals_of
 from depth.jaxprs import (
     Program,
     bind,
@@ -47,7 +47,7 @@ def retraced(
     are returned, too. ``type_of``: the type of an argument, from that of the variable.
     """
     variables, count = [*program.constvars, *program.invars], len(program.constvars)
-    closed = jax.make_jaxpr(run)([type_of(x.aval) for x in variables])
+    closed = jax.make_jaxpr(run)(list(map(type_of, avals_of(variables))))
     new = Program.of(closed)
     constvars = [*new.invars[:count], *new.constvars]
     return new._replace(constvars=constvars, invars=new.invars[count:]), constants_of(closed)
@@ -120,12 +120,11 @@ class Retrace:
     def _closed(self, jaxpr: Any, constants: Sequence[Any]) -> Any:
         """A jaxpr with these constants, retraced."""
         program = Program.of(jaxpr)
-
-        def run(values: list[Any]) -> list[Any]:
-            return self._run(program, [*self._cast(constants), *values])
-
+        types = list(map(self.type, avals_of(program.invars)))
         with self.mesh():
-            return jax.make_jaxpr(run)([self.type(x.aval) for x in program.invars])
+            return jax.make_jaxpr(lambda xs: self._run(program, [*self._cast(constants), *xs]))(
+                types
+            )
 
     def _inner(self, jaxpr: Any) -> Any:
         closed = self._closed(jaxpr, constants_of(jaxpr))

@@ -100,11 +100,13 @@ def on_shards(
     sharding = chain.axis
     assert isinstance(sharding, ChainSharding)
 
-    def shard(solver: Any, chain: TracedChain, *leaves: Leaves) -> T:
-        return f(solver, chain.shard(sharding.shard), *leaves)
-
     in_specs = specs[0], chain.sharded(sharding.along, P()), *specs[1:]
-    return sharding.per_shard(shard, in_specs, out)(solver, chain, *leaves)
+    run = sharding.per_shard(
+        lambda solver, chain, *leaves: f(solver, chain.shard(sharding.shard), *leaves),
+        in_specs,
+        out,
+    )
+    return run(solver, chain, *leaves)
 
 
 def without_shardings(chain: TracedChain) -> TracedChain:

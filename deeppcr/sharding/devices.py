@@ -48,10 +48,11 @@ def names_of(axis: MeshAxis) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceAxis(ChainAxis):
-    """One of equal shards along the axis ``mesh_axis`` of ``mesh``; see `ChainAxis`.
+class MeshChainAxis(ChainAxis):
+    """A chain in equal shards on the devices along the axis ``mesh_axis`` of ``mesh``.
 
-    ``descending``: see `ChainSharding`.
+    ``descending``: the first shard of the chain is on the last device. So a chain that starts at
+    the end of its arrays need not move them: each device flips its own shard.
     """
 
     mesh: Any = None
@@ -62,6 +63,11 @@ class DeviceAxis(ChainAxis):
     def size(self) -> int:
         """See `ChainAxis`."""
         return count_devices(self.mesh, self.mesh_axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceAxis(MeshChainAxis):
+    """One shard, inside `jax.shard_map`; see `ChainAxis`."""
 
     @property
     def rank(self) -> Array:
@@ -183,11 +189,10 @@ class DeviceAxis(ChainAxis):
 
     def _of(self, rank: int, tree: Any) -> Any:
         """The value of one shard, on all devices."""
-
-        def broadcast(x: Array) -> Array:
-            return lax.psum(jnp.where(self.rank == rank, x, jnp.zeros_like(x)), self.mesh_axis)
-
-        return jax.tree.map(broadcast, tree)
+        return jax.tree.map(
+            lambda x: lax.psum(jnp.where(self.rank == rank, x, jnp.zeros_like(x)), self.mesh_axis),
+            tree,
+        )
 
 
 def _device_numbers(mesh: Any, axis: MeshAxis) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -206,25 +211,13 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class ChainSharding(ChainAxis):
-    """Equal shards of a chain on the devices along ``mesh_axis`` of ``mesh``; see `ChainAxis`.
+class ChainSharding(MeshChainAxis):
+    """All shards, with the operations needed outside `jax.shard_map`; see `ChainAxis`.
 
-    It has the operations needed outside `jax.shard_map`. Without an axis, (), the chain is one
-    shard, and other axes of the mesh share the batch.
-
-    ``descending``: the first shard of the chain is on the last device. So a chain that starts at
-    the end of its arrays need not move them: each device flips its own shard.
+    Without an axis, (), the chain is one shard, and other axes of the mesh share the batch.
     """
 
-    mesh: Any = None
-    mesh_axis: MeshAxis = ()
-    descending: bool = False
     is_sharded: ClassVar[bool] = True
-
-    @property
-    def size(self) -> int:
-        """See `ChainAxis`."""
-        return count_devices(self.mesh, self.mesh_axis)
 
     @property
     def on_auto_axes(self) -> "ChainSharding":

@@ -84,13 +84,14 @@ class Sharded(LinearSolver):
         reverse: bool,
     ) -> Array:
         """``solve(solver, blocks, b, reverse)`` with the solver of each device."""
-        sharding, along = ChainSharding(mesh=self.mesh, mesh_axis=self.axis), Along(reverse=reverse)
-        solver, length = solver_on(sharding, self), blocks.length
+        sharding = ChainSharding(mesh=self.mesh, mesh_axis=self.axis)
+        along = Along(reverse=reverse)
+        solver = solver_on(sharding, self)
         run = sharding.per_shard(
             lambda blocks, b: solve(solver, blocks, b, reverse), sharding.along, sharding.along
         )
-        y: Array = run(*along.padded((blocks, b), -length % sharding.size))
-        return along.first(y, length) if length % sharding.size else y
+        y: Array = run(*along.padded((blocks, b), -len(b) % sharding.size))
+        return along.first(y, len(b)) if len(b) % sharding.size else y
 
     def __str__(self) -> str:
         return f"sharded over {self.axis!r}"
@@ -111,9 +112,11 @@ class ShardSolver(LinearSolver):
     inside: LinearSolver
 
     def _solve(self, blocks: Blocks, b: Array, reverse: bool) -> Array:
-        axis, (arrays, vectors, restore) = self._towards(reverse), blocks.to_struct_of_arrays(b)
+        axis = self._towards(reverse)
+        along = Along(reverse=reverse)
+        arrays, vectors, restore = blocks.to_struct_of_arrays(b)
         composed = _composed((arrays, vectors), Along(arrays.axis, reverse))
-        initial, along = restore(_state_before(composed, axis)), Along(reverse=reverse)
+        initial = restore(_state_before(composed, axis))
         # The first block of the chain is ignored, even if it is NaN.
         start = along.first(blocks, 1)
         start = select(axis.rank == 0, jax.tree.map(jnp.zeros_like, start), start)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from deeppcr.arrays.avals import avals_of
 from deeppcr.arrays.state import combine, floating, partition
 from deeppcr.structure.walk import Labels, Rule, Visit, Walk
 from depth.jaxprs import Program, bind, called, scan_parts, without_constants
@@ -124,14 +125,15 @@ def _derivative(equation: Any, moves: list[bool]) -> Program:
         results, pushed = jax.jvp(function, partition(operands, moves), tangents)
         return [*results, *partition(pushed, floating(results))]
 
-    avals = [atom.aval for atom in equation.invars]
+    avals = avals_of(equation.invars)
     return Program.of(jax.make_jaxpr(run)(avals, partition(avals, moves)))
 
 
 def custom_linear_solve(visit: Visit) -> list[Labels]:
     """The solution x of A x = b, and the one for b' - A' x, which is its derivative."""
     lengths, programs, walk = visit.params["const_lengths"], visit.params["jaxprs"], visit.walk
-    right, first = visit.operands[sum(lengths) :], lengths.matvec + lengths.vecmat
+    right = visit.operands[sum(lengths) :]
+    first = lengths.matvec + lengths.vecmat
     constants = visit.operands[first : first + lengths.solve]
     solution = walk.program(programs.solve, [*constants, *right])
     product = walk.program(programs.matvec, [*visit.operands[: lengths.matvec], *solution])

@@ -84,10 +84,6 @@ def _last(number: int) -> Callable[[Visit], Collection[int]]:
     return lambda visit: range(len(visit.shape(0)))[-number:]
 
 
-def _transformed(visit: Visit) -> Collection[int]:
-    return _last(len(visit.params["fft_lengths"]))(visit)
-
-
 def _dot(visit: Visit) -> list[Axes]:
     """Combine the elements along the contracted axes of both operands, for each batch index."""
     (left_in, right_in), (left_batch, right_batch) = visit.params["dimension_numbers"]
@@ -113,7 +109,7 @@ RULES: dict[str, Rule] = {
     "window": together(_slides),
     **dict.fromkeys(("factorization", "eig", "eigh", "schur", "svd"), together(_last(2))),
     "tridiagonal_solve": together(_last(1)),
-    "fft": together(_transformed),
+    "fft": together(lambda visit: _last(len(visit.params["fft_lengths"]))(visit)),
     "dot_general": apart(_dot),
     "conv_general_dilated": apart(_convolution),
 }

@@ -170,7 +170,8 @@ class Walk:
         """The labels of the results of an equation; ``variables``: those that are read."""
         if not equation.effects and all(labels is None for labels in operands):
             return [None] * len(equation.outvars)
-        self.groups.cause, properties = (equation, *outer), primitive(equation)
+        self.groups.cause = equation, *outer
+        properties = primitive(equation)
         visit = Visit(self, equation, operands, [y in variables for y in equation.outvars])
         rule = self.rules.get(equation.primitive.name) or self.rules.get(properties.kind)
         if properties.kind == "call" and not properties.inlines:
