@@ -17,7 +17,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.chain.step import Step
 from deeppcr.checks import describe, leaves_as_arrays, named_after
 from deeppcr.programs.effects import couples_devices, side_effects
-from deeppcr.programs.retrace import varying_alike
+from deeppcr.programs.retrace import retyped
 from depth.jaxprs import Program, is_reference, vary, without_constants
 
 
@@ -120,7 +120,7 @@ def _varying_alike(step: Step, captured: Leaves) -> tuple[Step, Leaves]:
     axes = step.varies
     if not axes or not step.varies_like_state or step.effects or couples_devices(step.jaxpr, axes):
         return step, captured
-    program, constants = varying_alike(step.jaxpr, axes)
+    program, constants = retyped(step.jaxpr, axes)
     captured = [vary(x, axes) for x in captured]
     return dataclasses.replace(step, jaxpr=program), [*captured, *map(jnp.asarray, constants)]
 

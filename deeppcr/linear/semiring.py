@@ -34,11 +34,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.arrays.avals import like
+from deeppcr.arrays.state import float32_or_better
 from deeppcr.checks import describe, did_you_mean
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
 from deeppcr.linear.named import AutoSolver, name_of, solve_recurrence
 from deeppcr.linear.reduction import PrefixScan
-from deeppcr.linear.solver import Along, LinearSolver, Recurrence, working_dtype
+from deeppcr.linear.solver import Along, LinearSolver, Recurrence
 
 
 class Semiring(NamedTuple):
@@ -104,7 +105,8 @@ def solve_over(
         rows = along.join(first, along.last(rows, len(b) - 1))
     else:
         start = initial
-    rows, start = (x.astype(working_dtype(b.dtype)) for x in (rows, start))
+    working = float32_or_better(b.dtype)
+    rows, start = rows.astype(working), start.astype(working)
     start = like(start[..., None] if is_diagonal else start, rows)
     y = _solve(SEMIRINGS[name], solver, reverse, rows, start)
     return y.reshape(b.shape).astype(b.dtype)

@@ -19,12 +19,13 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from deeppcr.arrays.state import float32_or_better
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.judged import System, solve_judged
@@ -172,7 +173,7 @@ class LinearSolver(ABC):
         """``solve`` in float32 or better, unless the recurrence is decoupled."""
         if self.is_decoupled(blocks, b):
             return b
-        working = working_dtype(b.dtype)
+        working = float32_or_better(b.dtype)
         return solve(blocks.astype(working), b.astype(working), reverse).astype(b.dtype)
 
     def _judged(self, blocks: Blocks, b: Array, reverse: bool, transposed: bool = False) -> Array:
@@ -255,9 +256,3 @@ def _unroll(blocks: Blocks, b: Array) -> int:
     if entries <= 4:
         return 4
     return 2 if entries <= 16 else 1
-
-
-def working_dtype(dtype: Any) -> Any:
-    """The dtype to compute in: float32 or better."""
-    half = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-    return jnp.dtype(jnp.float32) if half else dtype

@@ -53,18 +53,11 @@ def retraced(
     return new._replace(constvars=constvars, invars=new.invars[count:]), constants_of(closed)
 
 
-def retyped(program: Program) -> tuple[Program, list[Any]]:
+def retyped(program: Program, axes: frozenset[str] | None = None) -> tuple[Program, list[Any]]:
     """The same program for arrays of which jax knows the shapes and nothing else.
 
-    See `retraced` for what is returned.
-    """
-    return Retrace(None).program(program)
-
-
-def varying_alike(program: Program, axes: frozenset[str]) -> tuple[Program, list[Any]]:
-    """The same program for arrays that all vary over these axes of `jax.shard_map`.
-
-    See `retraced` for what is returned.
+    ``axes``: for arrays that all vary over these axes of `jax.shard_map`. See `retraced` for what
+    is returned.
     """
     return Retrace(axes).program(program)
 
@@ -91,8 +84,8 @@ class Retrace:
         """The mesh to trace on."""
         return jax.sharding.use_abstract_mesh(NO_MESH) if self.axes is None else nullcontext()
 
-    def _replace(self, equation: Any, operands: list[Any]) -> list[Any] | None:
-        """The results of an equation, by its programs retraced; None to evaluate it as it is."""
+    def _replace(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """The results of an equation, by its programs retraced."""
         params = {
             key: converted(value, self._inner, self._derivative)
             for key, value in equation.params.items()
