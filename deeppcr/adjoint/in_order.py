@@ -150,13 +150,13 @@ class InOrder(TangentEquations):
                 primals = program.primals(z, inputs, chain.captured)
                 mu, of_u = program.pull_first(primals, _added(mu, g), o)
                 # Terms of one sum have the same cotangent, which may be that of an output.
-                once = {id(x): x for x in (*o, *of_u)}
-                places[:] = map(list(once).index, map(id, of_u))
-                return mu, list(once.values())[len(o) :]
+                distinct = {id(x): x for x in (*o, *of_u)}
+                places[:] = map(list(distinct).index, map(id, of_u))
+                return mu, list(distinct.values())[len(o) :]
 
             mu, of_u = part._scan(body, enter, (z, inputs, g, o), reverse=True)
-            once = [*o, *of_u]
-            of_x, of_c = each(program.pull_last(chain, z))([once[i] for i in places])
+            distinct = [*o, *of_u]
+            of_x, of_c = each(program.pull_last(chain, z))([distinct[i] for i in places])
             return (mu, add(totals, of_c)), of_x
 
         steps = self.states, self.chain.inputs, g, o

@@ -262,8 +262,7 @@ def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Arr
     basis = like(jnp.broadcast_to(wide, (len(vectors), *shape)), states)
 
     def one(state: Array, inputs: Leaves) -> Array:
-        linear = derivative(chain, state, inputs)
-        return jax.vmap(linear, out_axes=-1)(basis)
+        return jax.vmap(derivative(chain, state, inputs), out_axes=-1)(basis)
 
     with differentiable(chain.step):
         return jax.vmap(one)(states, chain.inputs)

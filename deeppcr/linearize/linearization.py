@@ -141,8 +141,7 @@ class Dense(Part):
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
         def one(state: Array, inputs: Leaves) -> Array:
-            linear = derivative(chain, state, inputs)
-            return jnp.moveaxis(columns(linear, state), 0, -1)
+            return jnp.moveaxis(columns(derivative(chain, state, inputs), state), 0, -1)
 
         with differentiable(chain.step):
             derivatives = jax.vmap(one)(states, chain.inputs)

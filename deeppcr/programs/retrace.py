@@ -150,8 +150,7 @@ def converted(parameter: Any, program: Callable[[Any], Any], rule: Callable[...,
         has_names = hasattr(parameter, "_fields")
         return type(parameter)(*new) if has_names else type(parameter)(new)
     if hasattr(parameter, "call_wrapped"):
-        run = partial(rule, parameter)
-        return linear_util.wrap_init(run, debug_info=parameter.debug_info)
+        return linear_util.wrap_init(partial(rule, parameter), debug_info=parameter.debug_info)
     return program(parameter) if hasattr(parameter, "eqns") else parameter
 
 

@@ -257,8 +257,8 @@ class ChainSharding(MeshChainAxis):
         """See `ChainAxis`."""
         # Arrays that the devices do not divide are replicated: nothing moves, and
         # the padding is at the end of the chain.
-        even = length % self.size == 0
-        return dataclasses.replace(self, backwards=False, descending=even)
+        is_even = length % self.size == 0
+        return dataclasses.replace(self, backwards=False, descending=is_even)
 
     def flipped(self, tree: Any) -> Any:
         """See `ChainAxis`: each device flips its own shard."""

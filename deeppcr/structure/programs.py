@@ -119,10 +119,11 @@ def _derivative(equation: Any, moves: list[bool]) -> Program:
     """Operands and tangents to results and tangents."""
 
     def run(operands: list[Any], tangents: list[Any]) -> list[Any]:
-        def function(*x: Any) -> list[Any]:
-            return bind(equation, combine(operands, moves, x))
-
-        results, pushed = jax.jvp(function, partition(operands, moves), tangents)
+        results, pushed = jax.jvp(
+            lambda *moving: bind(equation, combine(operands, moves, moving)),
+            partition(operands, moves),
+            tangents,
+        )
         return [*results, *partition(pushed, floating(results))]
 
     avals = avals_of(equation.invars)
