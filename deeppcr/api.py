@@ -105,22 +105,23 @@ def scan(
     """
     if unknown:
         raise unknown_keyword(scan, unknown)
-    chosen, wanted = find_method(method), find_adjoint(adjoint)
-    given = None if jax.tree.leaves(xs) else length  # with `xs` jax takes no symbolic length
-    plain = partial(jax.lax.scan, f, init, xs, given, reverse, unroll, _split_transpose)
+    option = find_method(method)
+    derivative = find_adjoint(adjoint)
+    count = None if jax.tree.leaves(xs) else length  # with `xs` jax takes no symbolic length
+    plain = partial(jax.lax.scan, f, init, xs, count, reverse, unroll, _split_transpose)
     try:
         check_type("f", f, Callable, "a function: f(carry, x) -> (carry, y)")
         length, trips = chain_length(xs, length, "xs"), _steps_in_a_trip(unroll)
         trace = partial(trace_carry, f, init, xs, length, batch_ndim, "init", reverse)
-        found = _prepared(trace, xs, length, chosen, wanted, reverse)
-        if found is None:
-            return _plainly(plain(), chosen, length)[0]
+        prepared = _prepared(trace, xs, length, option, derivative, reverse)
+        if prepared is None:
+            return _plainly(plain(), option, length)[0]
     except (TypeError, ValueError) as error:
         raise _with_words_of_jax(error, plain) from None
-    chain, carry, chosen = found
-    if trips != 1 and (isinstance(chosen, Auto) or chosen == Sequential()):
-        chosen = dataclasses.replace(chosen, unroll=trips or length)
-    run = solve_chain(chain, chosen, wanted, keeps_states=False)
+    chain, carry, option = prepared
+    if trips != 1 and (isinstance(option, Auto) or option == Sequential()):
+        option = dataclasses.replace(option, unroll=trips or length)
+    run = solve_chain(chain, option, derivative, keeps_states=False)
     return carry.value(run.last), chain.step.typed_outputs(run.outputs)
 
 
@@ -165,14 +166,15 @@ def solve(
     if not isinstance(chain, Chain) or others:
         raise _no_chain(chain, others)
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
-    chosen, wanted = find_method(method), find_adjoint(adjoint)
+    option = find_method(method)
+    derivative = find_adjoint(adjoint)
     trace = partial(
         trace_carry, chain.step, z0, chain.inputs, length, batch_ndim, "z0", adapt=with_outputs
     )
-    found = _prepared(trace, chain.inputs, length, chosen, wanted, stored=chain.sharding)
-    if found:
-        traced, carry, chosen = found
-        run = solve_chain(traced, chosen, wanted)
+    prepared = _prepared(trace, chain.inputs, length, option, derivative, stored=chain.sharding)
+    if prepared:
+        traced, carry, option = prepared
+        run = solve_chain(traced, option, derivative)
         value, trajectory = carry.value(run.last), carry.trajectory(run.trajectory, length)
         return Solution.of(value, trajectory, run)
 
@@ -182,15 +184,15 @@ def solve(
 
     steps = None if jax.tree.leaves(chain.inputs) else length
     value, trajectory = jax.lax.scan(body, jax.tree.map(jnp.asarray, z0), chain.inputs, steps)
-    return Solution.of(value, trajectory, _plainly((value, trajectory), chosen, length)[1])
+    return Solution.of(value, trajectory, _plainly((value, trajectory), option, length)[1])
 
 
 def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
     """The error if `solve` is given anything but a chain and its initial state."""
     if isinstance(chain, Chain):
-        given = describe(others[0])
+        third = describe(others[0])
         return TypeError(
-            f"solve takes a chain and z0, but a third argument was given: {given}; expected none. "
+            f"solve takes a chain and z0, but a third argument was given: {third}; expected none. "
             "Inputs of the steps belong to the chain: solve(Chain(step, xs), z0)."
         )
     remedy = "for layers: Chain.from_layers(layers, x)."
@@ -248,13 +250,15 @@ def _runs_plainly(chain: TracedChain, method: MethodOption, adjoint: AdjointOpti
     is_fused = isinstance(method, Sequential) and method.fused
     is_method = is_fused or isinstance(method, Newton)
     if is_method or isinstance(adjoint, Adjoint):
-        wanted = "be one kernel" if is_fused else "be solved in parallel"
-        asked = f"method is {describe(method)}" if is_method else f"adjoint is {describe(adjoint)}"
-        others = '"auto" and "sequential"' if is_method else '"auto", "backprop" and "autodiff"'
+        way = "be one kernel" if is_fused else "be solved in parallel"
+        request = (
+            f"method is {describe(method)}" if is_method else f"adjoint is {describe(adjoint)}"
+        )
+        remedy = '"auto" and "sequential"' if is_method else '"auto", "backprop" and "autodiff"'
         reason, expected, error = chain.obstacle
         raise error(
-            f"{asked}, but the chain cannot {wanted}: {reason}; expected {expected}. "
-            f"{others} run it as jax.lax.scan."
+            f"{request}, but the chain cannot {way}: {reason}; expected {expected}. "
+            f"{remedy} run it as jax.lax.scan."
         )
     return True
 

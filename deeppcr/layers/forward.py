@@ -115,18 +115,18 @@ def forward(
         layers = layers.chain
     if isinstance(layers, Chain):
         return solve(layers, x, batch_ndim=checked(x), **options).value
-    given = listed(layers)
-    if is_quick and (len(given) <= FEW_LAYERS or is_eager([jnp.zeros(())])):
+    every_layer = listed(layers)
+    if is_quick and (len(every_layer) <= FEW_LAYERS or is_eager([jnp.zeros(())])):
         if batch_ndim is not None:
             checked(x)
-        return _call(given, x)
+        return _call(every_layer, x)
     start = 0
-    while start < len(given):
-        programs, called = _first_programs(given[start:], x, is_quick)
+    while start < len(every_layer):
+        programs, called = _first_programs(every_layer[start:], x, is_quick)
         for segment in segments(programs, start):
             x = run(segment, x)
         start += len(programs)
-        x = _call(given[start : start + called], x, start)
+        x = _call(every_layer[start : start + called], x, start)
         start += called
     return x
 

@@ -143,12 +143,12 @@ class Window(NamedTuple):
             return states
         return lax.dynamic_update_slice_in_dim(self.whole, states, self.start, 0)
 
-    def moved(self, start: Array, found: Array, known: Array) -> "Window":
-        """The window from ``start`` on, with the states ``found`` in this one."""
+    def moved(self, start: Array, states: Array, exact: Array) -> "Window":
+        """The window from ``start`` on, with these ``states`` in this one."""
         distance = start - self.start
-        last = lax.dynamic_index_in_dim(found, jnp.maximum(distance - 1, 0), keepdims=False)
+        last = lax.dynamic_index_in_dim(states, jnp.maximum(distance - 1, 0), keepdims=False)
         entry = jnp.where(distance > 0, last, self.entry)
-        return Window(start, entry, known, self.all_states(found))
+        return Window(start, entry, exact, self.all_states(states))
 
 
 def forward(tree: Any, distance: Array) -> Any:
@@ -204,21 +204,24 @@ class Progress(NamedTuple):
     @classmethod
     def of(cls, now: Iterate, total: int) -> Self:
         """The progress of an iterate; ``total``: the number of steps that are solved at once."""
-        found, start, known = now.convergence, now.window.start, now.window.known
+        convergence = now.convergence
+        start, known = now.window.start, now.window.known
         follows = start <= known
         # Exact to the last bit: the states that ``f`` reproduces, and the one after them.
-        reached = jnp.minimum(found.same + jnp.int32(1), jnp.int32(total))
-        right = jnp.where(follows, jnp.minimum(reached, found.finite), 0)
+        reached = jnp.minimum(convergence.same + jnp.int32(1), jnp.int32(total))
+        right = jnp.where(follows, jnp.minimum(reached, convergence.finite), 0)
         # The step makes it of a state that is right, and so does every later iteration.
-        known_to_be = (found.finite <= found.converged) | (follows & (found.finite <= found.same))
+        known_to_be = (convergence.finite <= convergence.converged) | (
+            follows & (convergence.finite <= convergence.same)
+        )
         exact = jnp.where(follows, start + reached, known)
         # ``value`` is returned: if all states but the last are right, so is all of it.
-        is_exact = (exact - start >= total) & (found.finite >= total)
+        is_exact = (exact - start >= total) & (convergence.finite >= total)
         return cls(
-            prefix=start + jnp.maximum(found.converged, right),
+            prefix=start + jnp.maximum(convergence.converged, right),
             exact=exact,
-            stuck=(found.finite < total) & known_to_be,
-            worst=jnp.where(is_exact, 0, found.worst),
+            stuck=(convergence.finite < total) & known_to_be,
+            worst=jnp.where(is_exact, 0, convergence.worst),
         )
 
 

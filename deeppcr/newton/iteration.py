@@ -168,18 +168,18 @@ class NewtonSolver:
         newton = partial(self._newton, window, now, reached)
         if _opening(chain).inside:  # no branch: what it reads, such as weights, is large
             with named(STEP, 1):
-                found = lax.while_loop(*once_unless(opens, like(applied, now), newton))[1]
+                proposal = lax.while_loop(*once_unless(opens, like(applied, now), newton))[1]
         else:
-            found = newton()
-        update = jnp.where(opens, jnp.inf, jnp.abs(found.states - now.states))
+            proposal = newton()
+        update = jnp.where(opens, jnp.inf, jnp.abs(proposal.states - now.states))
         if self.is_affine:
-            update = jnp.where(found.is_solved, 0, update)
-        states, update = in_place(found.states, update)
+            update = jnp.where(proposal.is_solved, 0, update)
+        states, update = in_place(proposal.states, update)
         following = now._replace(
             iterations=now.iterations + jnp.int32(1),
             states=states,
-            sizes=found.sizes,
-            history=found.history,
+            sizes=proposal.sizes,
+            history=proposal.history,
         )
         if self.window < chain.length:
             following, update = self._slide(chain, now, following, update, reached)
@@ -226,12 +226,12 @@ class NewtonSolver:
 
         def tested() -> Convergence:
             evaluation = Evaluation(value, now.states, origin, update)
-            found = criterion(evaluation, now.iterations, now.convergence, window.axis)
-            return like(found, now)
+            convergence = criterion(evaluation, now.iterations, now.convergence, window.axis)
+            return like(convergence, now)
 
         # The states that the step is applied to first are no iterate.
-        found = _opening(chain).select(now.iterations < 0, now.convergence, tested)
-        now = now._replace(value=value, convergence=found)
+        convergence = _opening(chain).select(now.iterations < 0, now.convergence, tested)
+        now = now._replace(value=value, convergence=convergence)
         if not (self.record or self.progress):
             return now
         residuals, reported, reached = now.residuals, now.reported, self._progress(window, now)
@@ -253,14 +253,14 @@ class NewtonSolver:
         window, states = now.window, now.states
         before = chain.axis.before(window.entry, states)
         within = self._criterion(window.start).within_tolerance(states, before, update)
-        known = chain.axis.indices(states.shape) < reached.prefix - window.start
-        found = jnp.where(known, now.value, states)
+        is_right = chain.axis.indices(states.shape) < reached.prefix - window.start
+        final = jnp.where(is_right, now.value, states)
         start = jnp.maximum(reached.prefix, window.start + within)
         start = jnp.minimum(start, jnp.int32(chain.length - self.window))
         start = jnp.where(last.iterations < 0, window.start, start)
         distance = start - window.start
-        moved = window.moved(start, found, reached.exact)
-        guess = lax.dynamic_slice_in_dim(moved.whole, start, self.window)
+        window = window.moved(start, final, reached.exact)
+        guess = lax.dynamic_slice_in_dim(window.whole, start, self.window)
         if isinstance(self.guess, str):  # states that enter start from the last one of the window
             guess = jnp.broadcast_to(states[-1], guess.shape)
         enters = chain.axis.indices(guess.shape) >= self.window - distance
@@ -268,7 +268,7 @@ class NewtonSolver:
         following = now._replace(
             states=jnp.where(enters, guess, forward(states, distance)),
             convergence=now.convergence.shifted(distance, enters.all(axis=-1), now.iterations),
-            window=moved,
+            window=window,
             history=history,
         )
         return following, jnp.where(enters, jnp.inf, forward(update, distance))

@@ -83,10 +83,10 @@ def _run(solve: Solve, chain: TracedChain, method: MethodOption, adjoint: Adjoin
 
     @partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
     def segment(initial: Leaves, inputs: Leaves, captured: Leaves, length: int) -> Run:
-        here = dataclasses.replace(
+        steps = dataclasses.replace(
             chain, initial=initial, inputs=inputs, captured=captured, length=length
         )
-        return solve(here, method, inside)
+        return solve(steps, method, inside)
 
     def advance(before: Any, part: tuple[Array, Leaves]) -> tuple[Any, tuple[Leaves, Leaves]]:
         (state, so_far), (index, inputs) = before, part

@@ -44,8 +44,8 @@ def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
     def primal(chain: TracedChain) -> Run:
         return solve(dataclasses.replace(problem, chain=chain))
 
-    found, moved, _ = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
-    run, *pushed = by_platform(found)(moved)
+    push, directions, _ = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
+    run, *pushed = by_platform(push)(directions)
     return run, run.with_tangents(*pushed)
 
 
@@ -91,11 +91,11 @@ class _Structures(Signed, HoldsProgram):
         run: Run = jax.tree.unflatten(self.run, range(self.run.num_leaves))
         return [*run.trajectory, *run.outputs, *run.last]
 
-    def of_used(self, rule: Callable[..., Any], *given: Any) -> tuple[list[Any], list[Any]]:
+    def of_used(self, rule: Callable[..., Any], *arguments: Any) -> tuple[list[Any], list[Any]]:
         """What a ``rule`` for the whole equation returns for the results that are used."""
         structures = dataclasses.replace(self, used=(), whole=None)
-        results, others = rule(*given, call_jaxpr=self.whole, structures=structures)
-        return list(compress(results, self.used)), list(compress(others, self.used))
+        results, beside = rule(*arguments, call_jaxpr=self.whole, structures=structures)
+        return list(compress(results, self.used)), list(compress(beside, self.used))
 
 
 class _Primitive(Call):
@@ -118,8 +118,8 @@ class _Primitive(Call):
                 leaves = bind()
             return jax.tree.unflatten(tree, leaves)
 
-        found, moved, reached = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
-        run, t, by_outputs, last = by_platform(found)(moved)
+        push, directions, reached = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
+        run, t, by_outputs, last = by_platform(push)(directions)
         results = jax.tree.leaves(run)
         # A zero that is an array would make NaN of an infinite derivative.
         pushed = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
@@ -257,14 +257,14 @@ def _of_states_read(
     part = problem.part(states, reads.outputs)
     if part is None:
         return all_of_it
-    left, tree = jax.tree.flatten(part)
-    avals = jax.tree.unflatten(tree, [equation.invars[i].aval for i in left])
+    indices, tree = jax.tree.flatten(part)
+    avals = jax.tree.unflatten(tree, [equation.invars[i].aval for i in indices])
     program, shapes = jax.make_jaxpr(partial(solve), return_shape=True)(avals)
-    found = dataclasses.replace(
+    results = dataclasses.replace(
         run,
         trajectory=partition(run.trajectory, states),
         outputs=partition(run.outputs, reads.outputs),
         last=partition(run.last, states) if run.last else [],
     )
     params = {"call_jaxpr": program, "structures": _Structures(tree, jax.tree.structure(shapes))}
-    return left, jax.tree.leaves(found), params
+    return indices, jax.tree.leaves(results), params

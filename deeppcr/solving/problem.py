@@ -137,10 +137,14 @@ class Problem:
         """
         if not isinstance(size, int) or not size or all(axis is None for axis in axes):
             return False
-        own, used = self.linearizations
-        count = len(jax.tree.leaves((own, used)))  # the last leaves
-        if used is None and own and (self.adjoint is None or isinstance(self.adjoint, Adjoint)):
-            used = own.of_adjoint
+        of_method, used = self.linearizations
+        count = len(jax.tree.leaves((of_method, used)))  # the last leaves
+        if (
+            used is None
+            and of_method
+            and (self.adjoint is None or isinstance(self.adjoint, Adjoint))
+        ):
+            used = of_method.of_adjoint
         if used is None:
             return True
         if isinstance(used, Scalar):
@@ -153,8 +157,8 @@ class Problem:
 
         As `deeppcr.chain.examples.differing`. If an option differs, they do, within the tolerance.
         """
-        own = len(jax.tree.leaves((self.method, self.adjoint)))
-        if any(axis is not None for axis in axes[len(axes) - own :]):
+        count = len(jax.tree.leaves((self.method, self.adjoint)))
+        if any(axis is not None for axis in axes[len(axes) - count :]):
             return [True] * len(self.chain.step.jaxpr.outvars)
         return examples_differing(self.chain.step, size, axes, name)
 
@@ -214,8 +218,8 @@ class Problem:
         """The adjoint, by platform."""
         shapes, adjoint = self.chain.abstract, self.adjoint
         method = None if isinstance(self.method, Auto) else self.method
-        if isinstance(method, Newton) and (own := self.linearizations[0]):
-            method = dataclasses.replace(method, linearize=own.of_adjoint or "auto")
+        if isinstance(method, Newton) and (blocks := self.linearizations[0]):
+            method = dataclasses.replace(method, linearize=blocks.of_adjoint or "auto")
         found: dict[str, AdjointOption] = {DEFAULT: adjoint}
         if adjoint is None:
             choices = for_each_platform(partial(choose_adjoint, shapes, method))
