@@ -1,7 +1,7 @@
 """Loops that end when their data says so, and loops in chunks that stay in the cache of a CPU.
 
 A GPU runs asynchronously. For the condition of a loop, or of a branch, the host must wait, about as
-long as six kernels take; a loop of known length needs no wait. On a CPU conditions are free, and
+long as six kernels take; a loop of value length needs no wait. On a CPU conditions are free, and
 what is written once compiles once.
 """
 
@@ -20,8 +20,8 @@ from deeppcr.lower.variants import target
 AT_ONCE = 1 << 26  # bytes of temporaries, of which a part is kept, on an accelerator
 
 
-def steps_in_cache(each: int, totals: Sequence[Any] = ()) -> int:
-    """The steps of a chunk that takes ``each`` bytes a step; no limit but on a CPU.
+def steps_in_cache(bytes_of_step: int, totals: Sequence[Any] = ()) -> int:
+    """The steps of a chunk that takes so many bytes a step; no limit but on a CPU.
 
     ``totals``: arrays to which every chunk adds, so that it takes as many bytes as they do.
     """
@@ -29,24 +29,24 @@ def steps_in_cache(each: int, totals: Sequence[Any] = ()) -> int:
     if cache is None:
         return sys.maxsize
     least = sum(math.prod(x.shape) * x.dtype.itemsize for x in totals)
-    return max(1, max(cache, least) // max(each, 1))
+    return max(1, max(cache, least) // max(bytes_of_step, 1))
 
 
-def steps_held(each: int, length: int, least: int, is_narrow: bool) -> int:
-    """The steps whose temporaries, ``each`` bytes a step, are held at once.
+def steps_held(bytes_of_step: int, length: int, least: int, is_narrow: bool) -> int:
+    """The steps whose temporaries are held at once.
 
     Args:
-        each: bytes.
+        bytes_of_step: those of a step.
         length: the number of all steps.
         least: fewer would not be worth what is computed once for all steps of a chunk.
         is_narrow: whether there is too little to gain by a cache.
     """
     cache = target().cache
     if cache is None:
-        return max(1, AT_ONCE // each)
+        return max(1, AT_ONCE // bytes_of_step)
     # On a CPU they stay in the cache: 0.03 to 0.2 of the time for the Jacobians of a tanh RNN, a
     # GRU and an MLP of 32 entries and 65,536 steps (jax 0.10.2, 2 cores).
-    return length if is_narrow else max(least, cache // each)
+    return length if is_narrow else max(least, cache // bytes_of_step)
 
 
 def even_chunk(length: int, most: int) -> int:
@@ -74,16 +74,16 @@ def scan_in_chunks(
     count, rest = divmod(length, size)
     whole = jax.tree.map(lambda x: x[: count * size].reshape((count, size, *x.shape[1:])), parts)
     tail = jax.tree.map(lambda x: x[count * size :], parts)
-    results = []
+    of_tail = []
     if rest and reverse:
         carry, result = f(carry, tail)
-        results.append(result)
-    carry, result = lax.scan(f, carry, whole, reverse=reverse)
-    results.insert(0, jax.tree.map(lambda y: y.reshape((count * size, *y.shape[2:])), result))
+        of_tail.append(result)
+    carry, results = lax.scan(f, carry, whole, reverse=reverse)
+    results = jax.tree.map(lambda y: y.reshape((count * size, *y.shape[2:])), results)
     if rest and not reverse:
         carry, result = f(carry, tail)
-        results.append(result)
-    return carry, jax.tree.map(lambda *ys: jnp.concatenate(ys), *results)
+        of_tail.append(result)
+    return carry, jax.tree.map(lambda *ys: jnp.concatenate(ys), results, *of_tail)
 
 
 MOST_AT_ONCE = 128  # steps that a GPU takes between two waits of the host: what a wait is worth
@@ -104,13 +104,13 @@ def steps_per_test(length: int) -> int:
 
 
 def once_unless(
-    right: Array, known: T, otherwise: Callable[[], T]
+    right: Array, value: T, otherwise: Callable[[], T]
 ) -> tuple[Callable[[Any], Array], Callable[[Any], Any], tuple[Array, T]]:
     """The arguments of `jax.lax.while_loop` for a loop of at most one trip: see `unless`.
 
-    The second result of the loop is ``known`` if ``right``, else ``otherwise()``.
+    The second result of the loop is ``value`` if ``right``, else ``otherwise()``.
     """
-    start = like((right, known), right, known)
+    start = like((right, value), right, value)
     return (
         lambda state: ~state[0],
         lambda state: like((jnp.ones_like(state[0]), otherwise()), start),
@@ -118,13 +118,13 @@ def once_unless(
     )
 
 
-def unless(right: Array, known: T, otherwise: Callable[[], T]) -> T:
-    """``known`` if ``right``, else ``otherwise()``, of the same structure.
+def unless(right: Array, value: T, otherwise: Callable[[], T]) -> T:
+    """``value`` if ``right``, else ``otherwise()``, of the same structure.
 
     A loop of at most one trip. Under `jax.vmap` a branch would compute both sides and select, with
     a copy for each example of all that it reads, such as weights.
     """
-    result: tuple[Array, T] = lax.while_loop(*once_unless(right, known, otherwise))
+    result: tuple[Array, T] = lax.while_loop(*once_unless(right, value, otherwise))
     return result[1]
 
 
@@ -144,14 +144,14 @@ class Opening(NamedTuple):
             start = trip(start)
         return start
 
-    def select(self, opens: Array, known: T, otherwise: Callable[[], T]) -> T:
-        """In a trip of the loop: ``known`` if it is a first one, else ``otherwise()``.
+    def select(self, opens: Array, value: T, otherwise: Callable[[], T]) -> T:
+        """In a trip of the loop: ``value`` if it is a first one, else ``otherwise()``.
 
         By a branch: for what reads little.
         """
         if not self.inside:
             return otherwise()
-        return lax.cond(opens, lambda: known, otherwise)
+        return lax.cond(opens, lambda: value, otherwise)
 
 
 def opening(sharded: bool) -> Opening:

@@ -14,7 +14,7 @@ for each kind of program which products are small: `is_small` is the one predica
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple, Self
 
@@ -99,12 +99,19 @@ def is_small(sizes: Sizes, limits: Limits) -> bool:
     )
 
 
+def products_of(equations: Iterable[Any]) -> list[Any]:
+    """Those of the equations that are products."""
+    return [x for x in equations if x.primitive.name == "dot_general"]
+
+
 def is_real_product(equation: Any) -> bool:
     """Whether an equation is a product of arrays of real floating numbers."""
-    if equation.primitive.name != "dot_general" or any(map(is_literal, equation.invars)):
-        return False
     atoms = (*equation.invars, *equation.outvars)
-    return all(jnp.issubdtype(atom.aval.dtype, jnp.floating) for atom in atoms)
+    return (
+        equation.primitive.name == "dot_general"
+        and not any(map(is_literal, atoms))
+        and all(jnp.issubdtype(atom.aval.dtype, jnp.floating) for atom in atoms)
+    )
 
 
 def as_sum(equation: Any, left: Array, right: Array) -> Array:
@@ -113,11 +120,11 @@ def as_sum(equation: Any, left: Array, right: Array) -> Array:
     if not left_in:  # an outer product is one term
         left_in, right_in = (left.ndim,), (right.ndim,)
         left, right = left[..., None], right[..., None]
-    left_free = _others(left, left_in, left_batch)
-    right_free = _others(right, right_in, right_batch)
+    left_free = other_axes(left.ndim, left_in, left_batch)
+    right_free = other_axes(right.ndim, right_in, right_batch)
     working, batch = float32_or_better(left.dtype, right.dtype), len(left_batch)
     total: Any = None
-    for index in np.ndindex(*(left.shape[axis] for axis in left_in)):
+    for index in np.ndindex(*sizes_along(left, left_in)):
         a = _entries(left, left_in, index, (*left_batch, *left_free))
         b = _entries(right, right_in, index, (*right_batch, *right_free))
         a = lax.reshape(a, (*a.shape, *[1] * len(right_free)))
@@ -134,11 +141,11 @@ def as_sum_in_loop(equation: Any, left: Array, right: Array) -> Array:
     does, takes more copies in a loop: a Kalman filter has 18 for 14 (jax 0.10.2).
     """
     (left_in, right_in), (left_batch, right_batch) = equation.params["dimension_numbers"]
-    left_free = _others(left, left_in, left_batch)
-    right_free = _others(right, right_in, right_batch)
-    pieces = [left.shape[axis] for axis in left_batch]
-    rows = [left.shape[axis] for axis in left_free]
-    columns = [right.shape[axis] for axis in right_free]
+    left_free = other_axes(left.ndim, left_in, left_batch)
+    right_free = other_axes(right.ndim, right_in, right_batch)
+    pieces = sizes_along(left, left_batch)
+    rows = sizes_along(left, left_free)
+    columns = sizes_along(right, right_free)
     sizes, axis = Sizes.of(equation), len(pieces) + len(rows)
     a = lax.transpose(left, (*left_batch, *left_free, *left_in))
     a = lax.reshape(a, (*pieces, *rows, sizes.terms, *[1] * len(columns)))
@@ -148,17 +155,20 @@ def as_sum_in_loop(equation: Any, left: Array, right: Array) -> Array:
     a, b = lax.convert_element_type(a, working), lax.convert_element_type(b, working)
     if is_small(sizes, TERMS_IN_LOOP):
         at = partial(lax.index_in_dim, axis=axis, keepdims=False)
-        first, *others = [lax.mul(at(a, k), at(b, k)) for k in range(sizes.terms)]
-        total = reduce(lax.add, others, first)
+        total = reduce(lax.add, [lax.mul(at(a, k), at(b, k)) for k in range(sizes.terms)])
     else:
         total = lax.reduce_sum(lax.mul(a, b), [axis])
     return lax.convert_element_type(total, equation.outvars[0].aval.dtype)
 
 
-def _others(x: Array, *groups: Sequence[int]) -> list[int]:
-    """The axes of ``x`` that are in none of the groups."""
-    named = {axis for group in groups for axis in group}
-    return [axis for axis in range(x.ndim) if axis not in named]
+def other_axes(ndim: int, *groups: Iterable[int]) -> list[int]:
+    """Those of ``ndim`` axes that are in none of the groups."""
+    return sorted({*range(ndim)}.difference(*groups))
+
+
+def sizes_along(x: Any, axes: Iterable[int]) -> list[int]:
+    """The sizes of an array along these axes."""
+    return [x.shape[axis] for axis in axes]
 
 
 def _entries(x: Array, axes: Sequence[int], index: Sequence[int], order: Sequence[int]) -> Array:

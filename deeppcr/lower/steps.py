@@ -37,9 +37,9 @@ class Kind(NamedTuple):
     in_one: bool
 
 
-def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
+def _without_unused(used: list[bool], *arguments: Any) -> tuple[list[bool], Any]:
     """The equation without the results that nobody reads."""
-    equation = given[-1]  # since jax 0.12 after others
+    equation = arguments[-1]  # since jax 0.12 after others
     if not any(used):
         return [False] * len(equation.invars), None
     program, reads = without_unused(equation.params["call_jaxpr"], used)
@@ -91,7 +91,12 @@ class _Steps(Call):
     def lowered(self, platform: str, equation: Any) -> Any:
         """The program that a platform runs: for `depth`."""
         f = partial(self.programs.get(platform, self.run), **equation.params)
-        return jax.make_jaxpr(f)(*(abstract(x.aval) for x in equation.invars))
+        return jax.make_jaxpr(f)(*types_of(equation.invars))
+
+
+def types_of(variables: Sequence[Any]) -> list[Any]:
+    """Their types, for tracing a program of them."""
+    return [abstract(x.aval) for x in variables]
 
 
 steps_p = _Steps()
@@ -159,15 +164,15 @@ class Loop(NamedTuple):
         """What a step reads: the constants, the carry and the ``x``."""
         return [*self.program.constvars, *self.program.invars]
 
-    def known(self, read: Sequence[Any]) -> dict[Any, Any]:
-        """The values of the variables of a step."""
-        return dict(zip(self.variables, read, strict=True))
+    def environment(self, values: Sequence[Any]) -> dict[Any, Any]:
+        """The values of the variables of a step, by variable."""
+        return dict(zip(self.variables, values, strict=True))
 
     def as_written(self, operands: Operands) -> tuple[Leaves, Leaves]:
         """The last carry and the ``y`` of all steps, by the `jax.lax.scan` that it was at first."""
         count = scan_parts(self.equation)[0]
-        read = [*operands.constants[:count], *operands.carry, *operands.xs]
-        results = bind(self.equation, read)
+        values = [*operands.constants[:count], *operands.carry, *operands.xs]
+        results = bind(self.equation, values)
         return results[: self.states], results[self.states :]
 
     def retraced(
@@ -177,7 +182,7 @@ class Loop(NamedTuple):
     ) -> tuple[Self, Operands]:
         """The loop of ``step([*constants, *carry, *x])``, carry and ``y``, and its operands."""
         count = len(self.program.constvars)
-        closed = jax.make_jaxpr(step)([abstract(x.aval) for x in self.variables])
+        closed = jax.make_jaxpr(step)(types_of(self.variables))
         new = Program.of(closed)
         constvars = [*new.invars[:count], *new.constvars]
         program = new._replace(constvars=constvars, invars=new.invars[count:])
@@ -196,8 +201,8 @@ class Loop(NamedTuple):
         """
 
         def step(carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
-            known = self.known([*operands.constants, *carry, *of_one(x)])
-            results = interpret(self.program, known, self.program.outvars, rule)
+            environment = self.environment([*operands.constants, *carry, *of_one(x)])
+            results = interpret(self.program, environment, self.program.outvars, rule)
             return results[: self.states], results[self.states :]
 
         return lax.scan(step, operands.carry, operands.xs, self.length, self.reverse, self.unroll)
@@ -218,15 +223,15 @@ def lowered_by(
         return at_once(call_jaxpr, operands)
     program, values = entered(call_jaxpr, operands)
     for equation in program.eqns:
-        read = [x.val if is_literal(x) else values[x] for x in equation.invars]
+        inputs = [x.val if is_literal(x) else values[x] for x in equation.invars]
         if equation.primitive.name == "scan":
             consts, carry, _ = scan_parts(equation)
-            constants = [*read[:consts], *constants_of(equation.params["jaxpr"])]
-            parts = Operands(constants, read[consts : consts + carry], read[consts + carry :])
+            constants = [*inputs[:consts], *constants_of(equation.params["jaxpr"])]
+            parts = Operands(constants, inputs[consts : consts + carry], inputs[consts + carry :])
             last, ys = lower(Loop.of(equation, loop), parts)
             results = [*last, *ys]
         else:  # of what stands around it
-            results = bind(equation, read)
+            results = bind(equation, inputs)
         values |= dict(zip(equation.outvars, results, strict=True))
     return [x.val if is_literal(x) else values[x] for x in program.outvars]
 

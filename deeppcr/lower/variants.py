@@ -78,24 +78,16 @@ def differing(variants: Mapping[str, T]) -> dict[str, T]:
 def kept(memory: dict[Any, T], key: Any, trace: Callable[[], T]) -> T:
     """``trace()``, or what the ``memory`` has of it for the same platforms."""
     key = key, platforms()
-    found = memory[key] = memory.get(key) or trace()
-    return found
+    result = memory[key] = memory.get(key) or trace()
+    return result
 
 
 def by_platform(variants: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
     """The variant for the platform that the program is lowered for, or "default"."""
-    by_name = {name: _compiled_for(name, f) for name, f in variants.items() if name != DEFAULT}
+    by_name = {name: compiled_for(name)(f) for name, f in variants.items() if name != DEFAULT}
     if not by_name:
         return variants[DEFAULT]
     return partial(lax.platform_dependent, default=variants[DEFAULT], **by_name)
-
-
-def _compiled_for(platform: str, variant: Callable[..., T]) -> Callable[..., T]:
-    def traced(*arguments: Any) -> T:
-        with compiled_for(platform):
-            return variant(*arguments)
-
-    return traced
 
 
 def is_eager(leaves: Iterable[Any]) -> bool:

@@ -16,7 +16,7 @@ from deeppcr.lower.cpu.inputs_first import inputs_first, run_in_chunks
 from deeppcr.lower.cpu.one_function import fits, is_left_to_xla, one_function
 from deeppcr.lower.cpu.pieces import results_stacked
 from deeppcr.lower.cpu.products import small_products, transposed_first
-from deeppcr.lower.products import is_real_product
+from deeppcr.lower.products import is_real_product, products_of
 from deeppcr.lower.steps import Loop, Operands, lowered_by, steps_p
 from depth.counts import matrices, size
 from depth.jaxprs import equations
@@ -32,15 +32,13 @@ def gains_by_inputs(loop: Loop) -> bool:
         return False
     if loop.kind.linear and fits(loop.program):
         return True
-    every = equations(loop.program)
-    return any(_is_few_rows(x) for x in every if x.primitive.name == "dot_general")
+    return any(map(_is_few_rows, products_of(equations(loop.program))))
 
 
 def _is_few_rows(equation: Any) -> bool:
     """Whether a product multiplies few rows by a large matrix."""
-    if not is_real_product(equation) or size(equation.invars[1]) < limits.LARGE_MATRIX:
-        return False
-    return matrices(equation)[1] <= limits.ROWS_OF_INPUTS
+    is_large = is_real_product(equation) and size(equation.invars[1]) >= limits.LARGE_MATRIX
+    return is_large and matrices(equation)[1] <= limits.ROWS_OF_INPUTS
 
 
 def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:

@@ -16,7 +16,8 @@ known as exponents, ``|a| <= 2**exponent``, and what is not known to be bounded 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
+from itertools import filterfalse
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -58,6 +59,11 @@ class Term(NamedTuple):
     factor: Any = None
     exponent: float = 0.0
 
+    @property
+    def wide_factor(self) -> Array:
+        """The factor, as factors are computed."""
+        return _wide(np.ones((), self.value.dtype) if self.factor is None else self.factor)
+
     def product(self) -> Array:
         """The product, in the dtype of the value."""
         if self.factor is None:
@@ -71,21 +77,17 @@ class Sum:
 
     def __init__(self, *terms: Term) -> None:
         self.terms = terms
-        self._value: Array | None = None
 
-    @property
+    @cached_property
     def value(self) -> Array:
         """The sum, computed once."""
-        if self._value is None:
-            first, *rest = map(Term.product, self.terms)
-            self._value = reduce(lax.add, rest, first)
-        return self._value
+        return reduce(lax.add, list(map(Term.product, self.terms)))
 
     @property
     def scaled(self) -> Term | None:
         """The one term; None if there are several, or it has no factor."""
-        has_one = len(self.terms) == 1 and self.terms[0].factor is not None
-        return self.terms[0] if has_one else None
+        first, *rest = self.terms
+        return None if rest or first.factor is None else first
 
 
 def factors_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
@@ -93,29 +95,30 @@ def factors_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     if not loop.kind.linear:
         return loop, operands
 
-    def step(read: Leaves) -> Leaves:
+    def step(values: Leaves) -> Leaves:
         states = loop.program.invars[: loop.states]
-        return multiplied_first(loop.program, loop.known(read), states)
+        return multiplied_first(loop.program, loop.environment(values), states)
 
     return loop.retraced(operands, step)
 
 
-def multiplied_first(program: Program, known: Mapping[Any, Any], moving: Sequence[Any]) -> Leaves:
+def multiplied_first(
+    program: Program, environment: Mapping[Any, Any], moving: Sequence[Any]
+) -> Leaves:
     """The results of a program that is linear in the variables ``moving``."""
-    given = {variable: Sum(Term(x)) if variable in moving else x for variable, x in known.items()}
-    return list(map(_value, _followed(program, given, {})))
+    sums = {variable: Sum(Term(environment[variable])) for variable in moving}
+    return list(map(_value, _followed(program, {**environment, **sums}, {})))
 
 
-def _followed(program: Program, known: Mapping[Any, Any], limits: dict[Any, float]) -> list[Any]:
+def _followed(
+    program: Program, environment: Mapping[Any, Any], limits: dict[Any, float]
+) -> list[Any]:
     """The results of a program; ``limits``: the exponents of variables."""
-    rule = partial(_results, _uses(program), limits)
-    return interpret(program, known, program.outvars, rule)
-
-
-def _uses(program: Program) -> Counter[Any]:
-    """How often each variable is read."""
-    atoms = [*(x for each in program.eqns for x in each.invars), *program.outvars]
-    return Counter(x for x in atoms if not is_literal(x))
+    uses = Counter(filterfalse(is_literal, program.outvars))  # how often each variable is read
+    for equation in program.eqns:
+        uses.update(filterfalse(is_literal, equation.invars))
+    rule = partial(_results, uses, limits)
+    return interpret(program, environment, program.outvars, rule)
 
 
 def _results(
@@ -125,18 +128,18 @@ def _results(
     exponents = [
         _of_literal(x) if is_literal(x) else limits.get(x, UNKNOWN) for x in equation.invars
     ]
-    if not any(isinstance(x, Sum) for x in operands):
+    if Sum not in map(type, operands):
         limits |= dict.fromkeys(equation.outvars, _exponent(equation, exponents))
         return bind(equation, operands)
     inner = called(equation) if primitive(equation).inlines else None
     if inner is not None and "prevent_cse" not in equation.params:  # of `jax.checkpoint` alone
-        program, known = entered(inner, operands)
-        return _followed(program, known, dict(zip(program.invars, exponents, strict=True)))
-    again = [not is_literal(x) and uses[x] > 1 for x in equation.invars]
-    found = _sum(equation.primitive.name, operands, again, exponents)
-    if found is not None:
-        return [found]
-    return [Sum(Term(y)) for y in bind(equation, list(map(_value, operands)))]
+        program, environment = entered(inner, operands)
+        return _followed(program, environment, dict(zip(program.invars, exponents, strict=True)))
+    is_shared = [not is_literal(x) and uses[x] > 1 for x in equation.invars]
+    result = _sum(equation.primitive.name, operands, is_shared, exponents)
+    if result is not None:
+        return [result]
+    return list(map(Sum, map(Term, bind(equation, list(map(_value, operands))))))
 
 
 def _of_literal(literal: Any) -> float:
@@ -170,10 +173,12 @@ def _exponent(equation: Any, exponents: list[float]) -> float:
     return largest if primitive(equation).kind == "move" else UNKNOWN
 
 
-def _sum(name: str, operands: list[Any], again: list[bool], exponents: list[float]) -> Sum | None:
+def _sum(
+    name: str, operands: list[Any], is_shared: list[bool], exponents: list[float]
+) -> Sum | None:
     """The result with its factors; None if it is to be computed as it is.
 
-    ``again``: whether operands have other uses, too. Then factors that differ in sign or scale
+    ``is_shared``: whether operands have other uses, too. Then factors that differ in sign or scale
     alone would be two arrays, not one. ``exponents``: of the operands.
     """
     match name, operands:
@@ -183,36 +188,35 @@ def _sum(name: str, operands: list[Any], again: list[bool], exponents: list[floa
             exponent = min(exponents)  # what the program is linear in has `UNKNOWN`
             if (
                 x.scaled is None
-                or (any(again) and jnp.ndim(fixed) == 0)
+                or (any(is_shared) and jnp.ndim(fixed) == 0)
                 or exponent + x.scaled.exponent > LARGEST
             ):
                 return Sum(Term(x.value, fixed, exponent))
-            value, factor, other = x.scaled
-            return Sum(Term(value, lax.mul(_wide(factor), _wide(fixed)), exponent + other))
-        case "neg", [Sum(scaled=(value, factor, exponent))] if not again[0]:
+            factor = lax.mul(x.scaled.wide_factor, _wide(fixed))
+            return Sum(Term(x.scaled.value, factor, exponent + x.scaled.exponent))
+        case "neg", [Sum(scaled=(value, factor, exponent))] if not is_shared[0]:
             return Sum(Term(value, lax.neg(factor), exponent))
         case "add" | "add_any", [Sum() as x, Sum() as y]:
-            both = list(zip((x, y), again, strict=True))
-            if not all(again) or bool(x.scaled) != bool(y.scaled):
-                parts = [[Term(z.value)] if used and not z.scaled else z.terms for z, used in both]
-                return _added(*parts)
+            if not all(is_shared) or bool(x.scaled) != bool(y.scaled):
+                return _added(*map(_summands, (x, y), is_shared))
     return None
+
+
+def _summands(x: Sum, is_shared: bool) -> Sequence[Term]:
+    """The terms of a sum; of one that others read, too, its value, which is computed anyway."""
+    return [Term(x.value)] if is_shared and not x.scaled else x.terms
 
 
 def _added(left: Sequence[Term], right: Sequence[Term]) -> Sum:
     """A sum in which each value occurs once."""
     terms = list(left)
     for term in right:
-        same = [i for i, other in enumerate(terms) if other.value is term.value]
-        if same:
-            (i,) = same
-            unit = np.ones((), term.value.dtype)
-            both = (unit if each.factor is None else each.factor for each in (terms[i], term))
-            one, other = map(_wide, both)
-            exponent = max(terms[i].exponent, term.exponent) + 1
-            terms[i] = Term(term.value, lax.add(one, other), exponent)
-        else:
+        i = next((i for i, x in enumerate(terms) if x.value is term.value), None)
+        if i is None:
             terms.append(term)
+        else:
+            factor = lax.add(terms[i].wide_factor, term.wide_factor)
+            terms[i] = Term(term.value, factor, max(terms[i].exponent, term.exponent) + 1)
     return Sum(*terms)
 
 

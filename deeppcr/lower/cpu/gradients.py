@@ -21,7 +21,7 @@ from typing import Any
 from jax import Array, lax
 
 from deeppcr.lower.cpu.products import is_transpose, swapped
-from deeppcr.lower.products import AT_ONCE, Sizes, as_sum, is_real_product, is_small
+from deeppcr.lower.products import AT_ONCE, Sizes, as_sum, is_real_product, is_small, other_axes
 from deeppcr.programs.cut_first import evaluate
 from depth.jaxprs import entered, rewritten
 
@@ -47,18 +47,21 @@ def _is_rewritten(equation: Any) -> bool:
 
 def _is_odd_sum(equation: Any) -> bool:
     """Whether an equation is a sum that keeps axes of size 1."""
-    if equation.primitive.name != "reduce_sum":
-        return False
-    shape, axes = equation.invars[0].aval.shape, equation.params["axes"]
-    return bool(axes) and any(size == 1 for axis, size in enumerate(shape) if axis not in axes)
+    is_sum = equation.primitive.name == "reduce_sum" and equation.params["axes"]
+    return bool(is_sum and _ones(equation))
+
+
+def _ones(equation: Any) -> list[int]:
+    """The axes of size 1 that a sum keeps."""
+    shape = equation.invars[0].aval.shape
+    return [axis for axis in other_axes(len(shape), equation.params["axes"]) if shape[axis] == 1]
 
 
 def _plain_sum(equation: Any, x: Array) -> Array:
     """The result of such a sum of ``x``."""
-    axes = equation.params["axes"]
-    ones = [axis for axis in range(x.ndim) if axis not in axes and x.shape[axis] == 1]
-    rest = [axis for axis in range(x.ndim) if axis not in ones]
-    total = lax.reduce_sum(lax.squeeze(x, ones), [rest.index(axis) for axis in axes])
+    ones = _ones(equation)
+    rest = other_axes(x.ndim, ones)
+    total = lax.reduce_sum(lax.squeeze(x, ones), list(map(rest.index, equation.params["axes"])))
     return total.reshape(equation.outvars[0].aval.shape)
 
 
@@ -82,9 +85,10 @@ def _is_over_leading_axes(equation: Any) -> bool:
 def _over_one_axis(equation: Any, left: Array, right: Array) -> Array:
     """The result of such a product, of one axis in place of these."""
     count = len(equation.params["dimension_numbers"][0][0])
-    rows = [lax.collapse(x, 0, count) for x in (left, right)]
     params = equation.params | {"dimension_numbers": (((0,), (0,)), ((), ()))}
-    return lax.dot_general_p.bind(*rows, **params)
+    return lax.dot_general_p.bind(
+        lax.collapse(left, 0, count), lax.collapse(right, 0, count), **params
+    )
 
 
 REWRITES: tuple[tuple[Callable[[Any], bool], Callable[..., Array]], ...] = (

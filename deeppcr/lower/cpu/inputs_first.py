@@ -9,8 +9,9 @@ CPU holds, and the loop would wait for memory. So it is computed for a chunk of 
 before the next chunk. A loop without chunks runs at once.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
+from itertools import chain, filterfalse
 from typing import Any
 
 import jax
@@ -40,65 +41,66 @@ def inputs_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
 
     What is first is computed for as many steps at once as fit into the cache.
     """
-    opened, given = loop, operands
-    if any(called(each) is not None or each.primitive.name in CUTS for each in loop.program.eqns):
-        opened, given = loop.retraced(operands, partial(_opened, loop))
+    opened, of_opened = loop, operands
+    if any(called(x) is not None or x.primitive.name in CUTS for x in loop.program.eqns):
+        opened, of_opened = loop.retraced(operands, partial(_opened, loop))
     # What only outputs read stays in the loop, which writes the outputs anyway.
-    split = Split.of(opened.program, *_late_and_own(opened), at_once=False)
-    if all(x in opened.inputs for x in split.between):
+    split = Split.of(opened.program, *_late_and_varying(opened), at_once=False)
+    if set(split.between) <= set(opened.inputs):
         return loop, operands
-    constants = split.constants(given.constants)
+    constants = split.constants(of_opened.constants)
     replace = as_products(own_filters(split.first, constants))
     # The loop of a derivative is that of a chunk already; one in another takes 3 times as long.
-    bytes_of_step = sum(nbytes(y) for equation in split.first.eqns for y in equation.outvars)
+    bytes_of_step = sum(map(nbytes, results_of(split.first.eqns)))
     chunk = None if loop.kind.linear else even_chunk(loop.length, steps_in_cache(bytes_of_step))
     before = jax.vmap(partial(split.values_between, constants, replace=replace))
     rest = split.rest._replace(constvars=list(constants))
     loop = opened._replace(program=rest, before=before, size=chunk)
-    return loop, given._replace(constants=list(constants.values()))
+    return loop, of_opened._replace(constants=list(constants.values()))
 
 
-def _opened(loop: Loop, read: Leaves) -> Leaves:
+def _opened(loop: Loop, values: Leaves) -> Leaves:
     """A step with calls opened and slices moved first."""
     replace = opening(rules=True, checkpoints=True)
-    return evaluate(loop.program, loop.known(read), loop.program.outvars, replace)
+    return evaluate(loop.program, loop.environment(values), loop.program.outvars, replace)
 
 
-def _late_and_own(loop: Loop) -> tuple[set[Any], set[Any]]:
+def results_of(equations: Iterable[Any]) -> list[Any]:
+    """The variables that equations compute."""
+    return list(chain.from_iterable(x.outvars for x in equations))
+
+
+def _late_and_varying(loop: Loop) -> tuple[set[Any], set[Any]]:
     """The variables that the loop computes, and those that differ from step to step."""
     program = loop.program
-    own = moved_by(program, loop.inputs)
+    varying = moved_by(program, loop.inputs)
 
     def stays(equation: Any) -> bool:
-        reads_own = not own.isdisjoint(read_by([equation]))
-        return has_side_effects(equation) or (reads_own and not _is_as_fast(loop, equation))
+        varies = not varying.isdisjoint(read_by([equation]))
+        return has_side_effects(equation) or (varies and not _is_as_fast(loop, equation))
 
-    stay = [y for each in program.eqns if stays(each) for y in each.outvars]
+    stay = results_of(filter(stays, program.eqns))
     late = moved_by(program, [*program.invars[: loop.states], *stay])
     # What is computed again in the loop, for less than reading it takes.
-    cut = {each.invars[0] for each in program.eqns if each.primitive.name in CUTS}
+    cut = {x.invars[0] for x in program.eqns if x.primitive.name in CUTS}
     needed: set[Any] = set()  # by what is computed first of each step
     for equation in reversed(program.eqns):
         if not late.isdisjoint(equation.outvars):
             continue
-        is_own = not own.isdisjoint(equation.outvars)
-        if is_own:
-            is_cheap = needed.isdisjoint(equation.outvars) and _is_cheap(equation, cut)
-        else:
-            is_cheap = _grows(equation)
-        if is_cheap:
+        varies = not varying.isdisjoint(equation.outvars)
+        is_unneeded = needed.isdisjoint(equation.outvars)
+        if (is_unneeded and _is_cheap(equation, cut)) if varies else _grows(equation):
             late.update(equation.outvars)
-        elif is_own:
+        elif varies:
             needed.update(read_by([equation]))
-    return late, own
+    return late, varying
 
 
 def _is_as_fast(loop: Loop, equation: Any) -> bool:
     """Whether it takes no longer for many steps at once than in a loop."""
     kind = primitive(equation).kind
-    if kind == "random":
-        return is_of_threefry(equation)
-    return loop.kind.linear or kind in AT_ONCE
+    is_fast = loop.kind.linear or kind in AT_ONCE
+    return is_of_threefry(equation) if kind == "random" else is_fast
 
 
 def _is_cheap(equation: Any, cut: Collection[Any]) -> bool:
@@ -115,7 +117,7 @@ def _is_cheap(equation: Any, cut: Collection[Any]) -> bool:
 
 
 def _grows(equation: Any) -> bool:
-    before = sum(size(atom) for atom in equation.invars if not is_literal(atom))
+    before = sum(map(size, filterfalse(is_literal, equation.invars)))
     return sum(map(size, equation.outvars)) > before
 
 
@@ -130,34 +132,33 @@ def run_in_chunks(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
     if size >= length:
         return run(loop, operands._replace(xs=loop.before(operands.xs)))
     count = -(-length // size)
-    again = count * size - length  # steps of the last chunk
+    twice = count * size - length  # steps of the last chunk that run before, too
     last_chunk = 0 if loop.reverse else count - 1
-    program = loop.program
-    if again:  # the states after each step are among its results
-        program = program._replace(outvars=[*program.outvars, *program.outvars[: loop.states]])
+    outvars = loop.program.outvars
+    after = outvars[: loop.states] if twice else []  # the states after each step, too
+    program = loop.program._replace(outvars=[*outvars, *after])
     of_chunk = loop._replace(program=program, length=size)
 
     def chunk(carry: tuple[Leaves, Leaves], index: Array) -> tuple[tuple[Leaves, Leaves], Leaves]:
         """``carry``: the state after the chunk before, and that from which the last one begins."""
         start, start_of_last = carry
         begin = index * size
-        if again:
+        if twice:
             is_last = index == last_chunk
-            pairs = zip(start_of_last, start, strict=True)
-            start = [jnp.where(is_last, early, usual) for early, usual in pairs]
-            begin = jnp.clip(begin - again * loop.reverse, 0, length - size)
+            start = list(map(partial(jnp.where, is_last), start_of_last, start))
+            begin = jnp.clip(begin - twice * loop.reverse, 0, length - size)
         xs = [lax.dynamic_slice_in_dim(x, begin, size) for x in operands.xs]
         end, ys = run(of_chunk, Operands(operands.constants, start, loop.before(xs)))
         ys, states = ys[: len(loop.outputs)], ys[len(loop.outputs) :]
-        start_of_last = [z[again if loop.reverse else size - 1 - again] for z in states] or end
+        start_of_last = [z[twice if loop.reverse else size - 1 - twice] for z in states] or end
         return (end, start_of_last), ys
 
-    carry, indices = operands.carry, jnp.arange(count, dtype=jnp.int32)
-    (last, _), ys = lax.scan(chunk, (carry, carry), indices, reverse=loop.reverse)
+    start = operands.carry, operands.carry
+    (last, _), ys = lax.scan(chunk, start, jnp.arange(count, dtype=jnp.int32), reverse=loop.reverse)
 
-    def without_again(y: Array) -> Array:
+    def each_once(y: Array) -> Array:
         y = y.reshape((count * size, *y.shape[2:]))
-        first = size - again if loop.reverse else (count - 1) * size
-        return jnp.concatenate([y[:first], y[first + again :]]) if again else y
+        first = size - twice if loop.reverse else (count - 1) * size
+        return jnp.concatenate([y[:first], y[first + twice :]]) if twice else y
 
-    return last, list(map(without_again, ys))
+    return last, list(map(each_once, ys))

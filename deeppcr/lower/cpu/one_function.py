@@ -27,8 +27,8 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.cpu.pieces import from_split, stack_equal
 from deeppcr.lower.cpu.products import is_possible, multiplications, parts, product
-from deeppcr.lower.products import Sizes, is_real_product
-from deeppcr.lower.steps import Loop, Operands
+from deeppcr.lower.products import Sizes, is_real_product, products_of
+from deeppcr.lower.steps import Loop, Operands, types_of
 from depth.compilers import is_hoisted, is_one_function
 from depth.counts import convolved, size
 from depth.jaxprs import bind, called, equations, moved_by, run
@@ -64,7 +64,7 @@ def one_function(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
 
 
 def _in_one_function(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
-    types = [x.aval for x in loop.inputs]
+    types = types_of(loop.inputs)
     of_one: Callable[[Leaves], Leaves] = list
     if len(types) > limits.MAX_INPUTS:
         operands = operands._replace(xs=stack_equal(operands.xs, types, 1))
@@ -122,16 +122,16 @@ def multiplies_little(program: Any) -> bool:
 
 def fits(program: Any) -> bool:
     """Whether a loop over a program, with products of vectors, can be one function, and gains."""
-    ends, inside = (*program.constvars, *program.invars, *program.outvars), equations(program)
-    if not (_are_plain(ends) and all(map(_is_contained, inside))):
+    inside = equations(program)
+    are_plain = _are_plain((*program.constvars, *program.invars, *program.outvars))
+    if not (are_plain and all(map(_is_contained, inside))):
         return False
-    products = [Sizes.of(each) for each in inside if each.primitive.name == "dot_general"]
+    products = list(map(Sizes.of, products_of(inside)))
     work = sum(map(multiplications, products))
     is_much = work > limits.MANY_MULTIPLICATIONS
     most = limits.MAX_PARTS_OF_MANY if is_much else limits.MAX_PARTS
-    if len(inside) > limits.MAX_EQUATIONS or sum(map(parts, products)) > most:
-        return False
-    return work <= limits.PER_ELEMENTWISE * len(of_kind(inside, "elementwise"))
+    is_small = len(inside) <= limits.MAX_EQUATIONS and sum(map(parts, products)) <= most
+    return is_small and work <= limits.PER_ELEMENTWISE * len(of_kind(inside, "elementwise"))
 
 
 def copies_matrices(program: Any, states: int) -> bool:
@@ -139,15 +139,14 @@ def copies_matrices(program: Any, states: int) -> bool:
 
     One function copies such a matrix in every trip, where XLA's kernels read it where it is.
     """
-    large = {each for each in program.invars[states:] if size(each) > limits.COPIED}
+    large = {x for x in program.invars[states:] if size(x) > limits.COPIED}
     of_state = moved_by(program, program.invars[:states])
-    products = (each for each in program.eqns if each.primitive.name == "dot_general")
     return any(
-        is_real_product(each)
-        and multiplications(Sizes.of(each))
-        and of_state.issuperset(each.outvars)
-        and not large.isdisjoint(each.invars)
-        for each in products
+        is_real_product(equation)
+        and multiplications(Sizes.of(equation))
+        and of_state.issuperset(equation.outvars)
+        and not large.isdisjoint(equation.invars)
+        for equation in products_of(program.eqns)
     )
 
 
@@ -165,8 +164,8 @@ def _marked(closed: Any, *operands: Any) -> list[Any]:
         with set_xla_metadata(**UNMARK):  # of calls inside
             # XLA aborts if such a function does not read one of its arguments, which may be what
             # its own optimisations lead to (jaxlib 0.10.2): one entry of each is returned, too.
-            read = [lax.slice(x, (0,) * x.ndim, (1,) * x.ndim) for x in operands]
-            return list(jaxpr_as_fun(closed)(*operands)), read
+            entries = [lax.slice(x, (0,) * x.ndim, (1,) * x.ndim) for x in operands]
+            return list(jaxpr_as_fun(closed)(*operands)), entries
 
     with set_xla_metadata(**MARK):
         # Constants are no arguments: XLA would move them into the function.

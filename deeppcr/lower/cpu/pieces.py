@@ -25,7 +25,7 @@ from jax.interpreters import ad, mlir
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu import limits
-from deeppcr.lower.steps import Loop, Operands
+from deeppcr.lower.steps import Loop, Operands, types_of
 from deeppcr.programs.calls import Call, is_jit_disabled
 from depth.jaxprs import bind, interpret
 
@@ -42,8 +42,7 @@ def stack_rows(rows: Sequence[Any]) -> Array:
 
 def join(pieces: Sequence[Any]) -> Array:
     """`jnp.concatenate` on axis 0, of pieces ``[n, ...]`` of one dtype."""
-    (joined,) = _bind(pieces, tuple(map(len, pieces)), joins=True)
-    return joined
+    return _bind(pieces, tuple(map(len, pieces)), joins=True)[0]
 
 
 def split(array: Any, sizes: Sequence[int]) -> list[Array]:
@@ -96,9 +95,7 @@ class _Pieces(Call):
         mlir.register_lowering(self, mlir.lower_fun(self._on_a_cpu, multiple_results=True), "cpu")
 
     def _on_a_cpu(self, *operands: Any, sizes: Sizes, joins: bool, **_: Any) -> list[Array]:
-        if joins:
-            return _join(*operands, sizes=sizes)
-        return _split_alike(operands[0], sizes)
+        return _join(*operands, sizes=sizes) if joins else _split_alike(operands[0], sizes)
 
     def _eagerly(self, *operands: Any, sizes: Sizes, joins: bool, call_jaxpr: Any) -> list[Array]:
         if is_jit_disabled():  # `_run` would call this
@@ -114,8 +111,8 @@ class _Pieces(Call):
 
     def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
         """See `Call`; the examples are on axis 1: axis 0 is that of the pieces."""
-        moved = jax.vmap(lambda *each: each, axes, 1, **names)(*operands)
-        results = _bind(moved, params["sizes"], params["joins"])
+        mapped = jax.vmap(lambda *arrays: arrays, axes, 1, **names)(*operands)
+        results = _bind(mapped, params["sizes"], params["joins"])
         return results, [1] * len(results)
 
     def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
@@ -132,12 +129,12 @@ pieces_p = _Pieces()
 # entries, 0.8 for 128, no gain from 256 entries on.
 def results_stacked(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """The loop of a derivative, whose small results are one array of each shape and dtype."""
-    ys = [x.aval for x in loop.outputs]
+    ys = types_of(loop.outputs)
     if not loop.kind.linear or len(_group_by_type(ys)) == len(ys):
         return loop, operands
 
-    def step(read: Leaves) -> Leaves:
-        results = interpret(loop.program, loop.known(read), loop.program.outvars, bind)
+    def step(values: Leaves) -> Leaves:
+        results = interpret(loop.program, loop.environment(values), loop.program.outvars, bind)
         return [*results[: loop.states], *stack_equal(results[loop.states :], ys)]
 
     new, operands = loop.retraced(operands, step)
@@ -160,10 +157,11 @@ def from_split(arrays: Sequence[Array], like: Sequence[Any], axis: int = 0) -> l
     """What `stack_equal` has stacked."""
     separate = dict[int, Array]()
     for array, group in zip(arrays, _group_by_type(like), strict=True):
-        rows = [array]
         if len(group) > 1:
-            rows = [lax.squeeze(row, [axis]) for row in lax.split(array, [1] * len(group), axis)]
-        separate |= zip(group, rows, strict=True)
+            rows = lax.split(array, [1] * len(group), axis)
+            separate |= zip(group, [lax.squeeze(row, [axis]) for row in rows], strict=True)
+        else:
+            separate[group[0]] = array
     return [separate[i] for i in range(len(like))]
 
 

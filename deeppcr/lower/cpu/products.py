@@ -25,7 +25,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from typing import Any
 
 import jax.numpy as jnp
@@ -43,6 +43,9 @@ from deeppcr.lower.products import (
     as_sum_in_loop,
     is_real_product,
     is_small,
+    other_axes,
+    products_of,
+    sizes_along,
 )
 from deeppcr.lower.steps import Loop, Operands
 from deeppcr.lower.variants import target
@@ -130,8 +133,8 @@ def transposed_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """The loop with matrices that stay the same transposed before it."""
     program = loop.program
     values = dict(zip(program.constvars, operands.constants, strict=True))
-    products = (each for each in program.eqns if each.primitive.name == "dot_general")
-    by_rows = {each.outvars[0]: each.invars[1] for each in products if _reads_rows(each, values)}
+    products = products_of(program.eqns)
+    by_rows = {x.outvars[0]: x.invars[1] for x in products if _reads_rows(x, values)}
     transposed = {matrix: values[matrix].T for matrix in dict.fromkeys(by_rows.values())}
     if not transposed:
         return loop, operands
@@ -143,9 +146,9 @@ def transposed_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
         params = equation.params | {"dimension_numbers": ((axes, (0,)), batch)}
         return [lax.dot_general_p.bind(operands[0], transposed[equation.invars[1]], **params)]
 
-    def step(read: Leaves) -> Leaves:
+    def step(values: Leaves) -> Leaves:
         rule = partial(bind, replace=by_columns)
-        return interpret(program, loop.known(read), program.outvars, rule)
+        return interpret(program, loop.environment(values), program.outvars, rule)
 
     return loop.retraced(operands, step)
 
@@ -172,21 +175,20 @@ def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     are computed once: see `materialised`.
     """
     program = loop.program
-    if not any(
-        is_small_product(each) or each.primitive.name in CUTS for each in equations(program)
-    ):
+    if CUTS.isdisjoint(names(program)) and not any(map(is_small_product, equations(program))):
         return loop, operands
-    of_state, one = moved_by(program, program.invars[: loop.states]), unknown_one()
+    of_state = moved_by(program, program.invars[: loop.states])
+    one = unknown_one()
 
     def write(equation: Any, *operands: Any) -> Any:
         pairs = zip(equation.invars, operands, strict=True)
-        read = [materialised(x, one) if atom in of_state else x for atom, x in pairs]
-        return as_sum_in_loop(equation, *read)
+        factors = [materialised(x, one) if atom in of_state else x for atom, x in pairs]
+        return as_sum_in_loop(equation, *factors)
 
     replace = replacing(is_small_product, write) if loop.kind.linear else write_out
 
-    def step(read: Leaves) -> Leaves:
-        return evaluate(program, loop.known(read), program.outvars, replace)
+    def step(values: Leaves) -> Leaves:
+        return evaluate(program, loop.environment(values), program.outvars, replace)
 
     return loop.retraced(operands, step)
 
@@ -225,13 +227,16 @@ def product(equation: Any, left: Array, right: Array) -> Array:
 
     def times(a: Array, b: Array) -> Array:  # [rows, columns]
         if sizes.rows <= sizes.columns:
-            vectors = [lax.index_in_dim(a, k, 1 - on_left, False) for k in range(sizes.rows)]
-            return jnp.stack([dot(x, b, 0, on_right) for x in vectors])
-        vectors = [lax.index_in_dim(b, k, 1 - on_right, False) for k in range(sizes.columns)]
-        return jnp.stack([dot(a, x, on_left, 0) for x in vectors], 1)
+            return jnp.stack([dot(x, b, 0, on_right) for x in _slices(a, 1 - on_left)])
+        return jnp.stack([dot(a, x, on_left, 0) for x in _slices(b, 1 - on_right)], 1)
 
     products = jnp.stack(list(map(times, a, b))) if left_batch else times(a, b)
     return products.reshape(equation.outvars[0].aval.shape)
+
+
+def _slices(x: Array, axis: int) -> list[Array]:
+    """An array along an axis, one after another."""
+    return [lax.index_in_dim(x, k, axis, keepdims=False) for k in range(x.shape[axis])]
 
 
 def _matrix(x: Array, inner: int, batch: Sequence[int]) -> tuple[Array, int]:
@@ -240,14 +245,13 @@ def _matrix(x: Array, inner: int, batch: Sequence[int]) -> tuple[Array, int]:
     The product of the batch axes is in front, if there are any. Where the terms come first, they
     stay there: XLA would transpose the matrix in every trip.
     """
-    free = [axis for axis in range(x.ndim) if axis not in (inner, *batch)]
+    free = other_axes(x.ndim, [inner], batch)
     is_first = bool(free) and inner < free[0]
     groups = [[inner], free] if is_first else [free, [inner]]
     if batch:
         groups.insert(0, list(batch))
-    order = [axis for group in groups for axis in group]
-    shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
-    return x.transpose(order).reshape(shape), 0 if is_first else 1
+    shape = [math.prod(sizes_along(x, group)) for group in groups]
+    return x.transpose(list(chain(*groups))).reshape(shape), 0 if is_first else 1
 
 
 def is_possible(equation: Any) -> bool:
@@ -300,20 +304,20 @@ def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
         return frozenset()
     results: set[Any] = set()
 
-    def differ(program: Program, own: Sequence[bool]) -> list[bool]:
-        known = program.known(own)
-        return interpret(program, known, program.outvars, rule, literal=lambda _: False)
+    def follow(program: Program, differ: Sequence[bool]) -> list[bool]:
+        environment = program.known(differ)
+        return interpret(program, environment, program.outvars, rule, literal=lambda _: False)
 
-    def rule(equation: Any, own: list[bool]) -> list[bool]:
+    def rule(equation: Any, differ: list[bool]) -> list[bool]:
         inner = called(equation) if primitive(equation).inlines else None
         if inner is not None:
             inside = Program.of(inner)
-            return differ(inside, [False] * len(inside.constvars) + own)
-        if _has_patches(equation) and own[1]:
+            return follow(inside, [False] * len(inside.constvars) + differ)
+        if _has_patches(equation) and differ[1]:
             results.add(equation.outvars[0])
-        return [any(own)] * len(equation.outvars)
+        return [any(differ)] * len(equation.outvars)
 
-    differ(program, [x not in shared for x in (*program.constvars, *program.invars)])
+    follow(program, [x not in shared for x in (*program.constvars, *program.invars)])
     return frozenset(results)
 
 
@@ -330,20 +334,23 @@ def as_products(results: frozenset[Any]) -> Replacement | None:
 def _has_patches(equation: Any) -> bool:
     if equation.primitive.name != "conv_general_dilated":
         return False
-    params, (image, filters) = equation.params, (atom.aval for atom in equation.invars)
-    slices = sum(filters.shape[axis] for axis in params["dimension_numbers"].rhs_spec[2:])
-    is_empty = 0 in (*image.shape, *filters.shape, *equation.outvars[0].aval.shape)
-    return params["batch_group_count"] == 1 and slices <= limits.MAX_SLICES and not is_empty
+    window = equation.params["dimension_numbers"].rhs_spec[2:]
+    slices = sum(sizes_along(equation.invars[1].aval, window))
+    is_empty = 0 in map(size, (*equation.invars, *equation.outvars))
+    return (
+        equation.params["batch_group_count"] == 1 and slices <= limits.MAX_SLICES and not is_empty
+    )
 
 
 def _of_patches(equation: Any, image: Array, filters: Array) -> Array:
     """The convolution as one product."""
-    params, out = equation.params, equation.outvars[0].aval
+    params = equation.params
     lhs, rhs, result = params["dimension_numbers"]
     groups, space = params["feature_group_count"], range(image.ndim - 2)
     image = jnp.transpose(image, (lhs[0], *lhs[2:], lhs[1]))  # [batch, *space, features]
     filters = jnp.transpose(filters, (*rhs[2:], rhs[1], rhs[0]))  # [*window, features, outputs]
-    window, sizes = filters.shape[:-2], [out.shape[axis] for axis in result[2:]]
+    window = filters.shape[:-2]
+    sizes = sizes_along(equation.outvars[0].aval, result[2:])
     edges = zip(params["padding"], params["lhs_dilation"], strict=True)
     inside = [(low, high, dilation - 1) for (low, high), dilation in edges]
     image = lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *inside, (0, 0, 0)])
@@ -369,4 +376,4 @@ def _of_patches(equation: Any, image: Array, filters: Array) -> Array:
     product = jnp.moveaxis(product, 0, -2)
     product = product.reshape((*product.shape[:-2], -1))  # [batch, *space, all outputs]
     axes = (result[0], *result[2:], result[1])
-    return jnp.transpose(product, [axes.index(axis) for axis in range(out.ndim)])
+    return jnp.transpose(product, np.argsort(axes).tolist())
