@@ -14,6 +14,7 @@ from typing import Any
 from deeppcr.extend import describe, did_you_mean
 
 Config = Mapping[str, Any]
+FILE_NAME = "scheduler_config.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,20 +115,20 @@ def fields_of(**defaults: Any) -> dict[str, Field]:
 def read_config(config: Any) -> dict[str, Any]:
     """A configuration as a dict, from a dict, a path, or a scheduler of diffusers."""
     if isinstance(config, str | os.PathLike):
-        path, name = Path(config), "scheduler_config.json"
-        files = [path, path / name, path / "scheduler" / name]
-        if not (found := [file for file in files if file.is_file()]):
+        path = Path(config)
+        files = filter(Path.is_file, [path, path / FILE_NAME, path / "scheduler" / FILE_NAME])
+        if (file := next(files, None)) is None:
             raise FileNotFoundError(
-                f"config is {str(path)!r}, expected a {name} or a folder that has one."
+                f"config is {str(path)!r}, expected a {FILE_NAME} or a folder that has one."
             )
-        return dict(json.loads(found[0].read_text(encoding="utf-8")))
+        return dict(json.loads(file.read_text(encoding="utf-8")))
     if isinstance(config, Mapping):
         return dict(config)
     if isinstance(getattr(config, "config", None), Mapping):
         # It may also hold fields of the scheduler it was made from, which its class does not read.
-        own = inspect.signature(type(config).__init__).parameters
+        names = inspect.signature(type(config).__init__).parameters
         return {"_class_name": type(config).__name__} | {
-            name: value for name, value in config.config.items() if name in own
+            name: value for name, value in config.config.items() if name in names
         }
     raise TypeError(
         f"config is {type(config).__name__}, expected a dict, a path, or a scheduler of diffusers."

@@ -44,8 +44,8 @@ class Gaussian(Linearization):
         >>> model = lambda x, t: 0.9 * jnp.tanh(x)
         >>> x_T = jax.random.normal(jax.random.key(0), (4, 16))
         >>> method = deeppcr.Newton(deeppcr.diffusion.Gaussian(), rtol=1e-3)
-        >>> found = deeppcr.diffusion.sample(model, schedule, x_T, steps=50, method=method)
-        >>> bool(found.converged), int(found.stats.iterations) < 25
+        >>> solution = deeppcr.diffusion.sample(model, schedule, x_T, steps=50, method=method)
+        >>> bool(solution.converged), int(solution.stats.iterations) < 25
         (True, True)
 
     References:
@@ -66,8 +66,8 @@ class Gaussian(Linearization):
         alpha, sigma = table.levels["alpha"], table.levels["sigma"]
         slope = alpha / (alpha**2 + (sigma / self.std) ** 2)
         of_x, of_output = table.predict["x"], table.predict["m"]
-        known = of_output != 0
-        gain = np.where(known, (slope - of_x) / np.where(known, of_output, 1.0), 0.0)
+        is_read = of_output != 0
+        gain = np.where(is_read, (slope - of_x) / np.where(is_read, of_output, 1.0), 0.0)
         return jnp.asarray(gain, precise(dtype))
 
     def step(self, table: Table) -> Callable[[Any, Any], Any]:

@@ -116,12 +116,12 @@ def flow_sigmas(config: Config, even: np.ndarray, shift: float) -> np.ndarray:
     They are moved to the noise, by ``mu`` for dynamic shifting, and then stretched, so that the
     last is ``shift_terminal``, if there is one.
     """
-    if (given := config.get("sigmas")) is not None:
-        if len(given) != len(even):
+    if (custom := config.get("sigmas")) is not None:
+        if len(custom) != len(even):
             raise ValueError(
-                f"steps is {len(even)}, but the schedule has {len(given)} sigmas of its own."
+                f"steps is {len(even)}, but the schedule has {len(custom)} sigmas of its own."
             )
-        even = np.asarray(given, np.float32).astype(np.float64)  # as diffusers keeps them
+        even = np.asarray(custom, np.float32).astype(np.float64)  # as diffusers keeps them
     if config["use_dynamic_shifting"]:
         mu = config["mu"]
         shift = math.exp(mu) if config["time_shift_type"] == "exponential" else mu
@@ -142,13 +142,13 @@ def _times_of(trained: np.ndarray, sigmas: np.ndarray) -> np.ndarray:
     Rounded as in diffusers, in which the largest sigma may have a time just below that of training:
     samplers with integer times cut it off.
     """
-    logarithms, known = np.log(np.maximum(sigmas, 1e-10)), np.log(trained)
+    logarithms, levels = np.log(np.maximum(sigmas, 1e-10)), np.log(trained)
     # The last that is not above: they need not rise up to LEAST_ALPHA_CUMPROD.
-    is_below = known <= logarithms[:, None]
-    below = np.where(is_below, np.arange(len(known)), 0).max(axis=1)
-    below = np.minimum(below, len(known) - 2)
-    width = known[below] - known[below + 1]  # float32
-    share = np.clip((known[below] - logarithms) / width, 0, 1)
+    is_below = levels <= logarithms[:, None]
+    below = np.where(is_below, np.arange(len(levels)), 0).max(axis=1)
+    below = np.minimum(below, len(levels) - 2)
+    width = levels[below] - levels[below + 1]  # float32
+    share = np.clip((levels[below] - logarithms) / width, 0, 1)
     return (1 - share) * below + share * (below + 1)
 
 
@@ -185,7 +185,9 @@ def _beta(first: float, last: float, steps: int) -> np.ndarray:
     By bisection. It is symmetric. Below 1/2, its integral is the series
     ``x^a sum_n (1-a)_n / n! x^n / (a + n)``.
     """
-    shape, shares, n = 0.6, np.linspace(1, 0, steps), np.arange(64.0)
+    shape = 0.6
+    shares = np.linspace(1, 0, steps)
+    n = np.arange(64.0)
     factors = np.cumprod(np.append(1, (n[:-1] + 1 - shape) / n[1:])) / (shape + n)
     half = 0.5**shape * (factors * 0.5**n).sum()
     lower = np.minimum(shares, 1 - shares)

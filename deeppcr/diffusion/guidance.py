@@ -60,8 +60,8 @@ def guided(
                 f"condition is {describe(condition)} and no_condition is {describe(no_condition)}, "
                 "expected the same shapes and dtypes."
             )
-        both = jax.tree.map(lambda *leaves: jnp.stack(leaves), condition, no_condition)
-        with_it, without = jax.vmap(model, in_axes=(None, None, 0))(x, t, both)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), condition, no_condition)
+        with_it, without = jax.vmap(model, in_axes=(None, None, 0))(x, t, stacked)
         size = jnp.asarray(scale, without.dtype)
         guide, variance = split(with_it, x)
         start, _ = split(without, x)

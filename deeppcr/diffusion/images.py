@@ -69,8 +69,8 @@ class InpaintTable(Table):
     def advance(self, state: Any, output: Any, at: dict[str, Any]) -> Any:
         """The next state, with the known part of the sample."""
         state = super().advance(state, output, at)
-        known = noisy(at["after"], self.image, self.noise)
-        return state | {"x": self.mask * state["x"] + (1 - self.mask) * known}
+        image = noisy(at["after"], self.image, self.noise)
+        return state | {"x": self.mask * state["x"] + (1 - self.mask) * image}
 
 
 def inpainted(table: Table, inpaint: Any, x: Array) -> Table:
@@ -81,11 +81,8 @@ def inpainted(table: Table, inpaint: Any, x: Array) -> Table:
     image = as_image("inpaint.image", inpaint.image, x.shape).astype(x.dtype)
     noise = as_image("inpaint.noise", inpaint.noise, x.shape).astype(x.dtype)
     mask = jnp.asarray(inpaint.mask)
-    try:
-        fits = np.broadcast_shapes(mask.shape, x.shape) == x.shape
-    except ValueError:
-        fits = False
-    if not fits:
+    sizes = zip(reversed(mask.shape), reversed(x.shape), strict=False)
+    if mask.ndim > x.ndim or any(n not in (1, size) for n, size in sizes):
         raise ValueError(
             f"inpaint.mask is {describe(mask)}, expected a shape that broadcasts with that of x_T, "
             f"{list(x.shape)}."

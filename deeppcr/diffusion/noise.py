@@ -38,12 +38,12 @@ def levels(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.sqrt(squares), np.sqrt(1 - squares)
 
 
-def beta_between(here: np.ndarray, there: np.ndarray) -> np.ndarray:
+def beta_between(squares: np.ndarray, next_squares: np.ndarray) -> np.ndarray:
     """``1 - alpha² / alpha'²``, rounded to float32 as in diffusers.
 
     The subtraction leaves few digits, and the noise of 1000 steps depends on their rounding.
     """
-    return 1 - (here / there).astype(np.float32).astype(np.float64)
+    return 1 - (squares / next_squares).astype(np.float32).astype(np.float64)
 
 
 def _betas(config: Config) -> np.ndarray:

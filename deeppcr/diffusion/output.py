@@ -103,6 +103,6 @@ def split(output: Any, x: Any) -> tuple[Any, Any]:
 def scale_noise(variance_type: str, noise: Any, values: Any, span: Any) -> Any:
     """The noise, scaled by a learned variance: by the values ``v`` of the model."""
     values = jnp.where(span > 0, values.astype(span.dtype), 1)  # the last step has no noise
-    if variance_type == "learned":
-        return (noise.astype(span.dtype) * jnp.sqrt(values)).astype(noise.dtype)
-    return (noise.astype(span.dtype) * jnp.exp(span * (values + 1) / 2)).astype(noise.dtype)
+    is_free = variance_type == "learned"
+    factor = jnp.sqrt(values) if is_free else jnp.exp(span * (values + 1) / 2)
+    return (noise.astype(span.dtype) * factor).astype(noise.dtype)

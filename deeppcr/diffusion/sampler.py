@@ -118,11 +118,13 @@ def sample(
         Diffusion Models*, ICML 2024.
     """
     x_T = as_array("x_T", x_T)
-    chain, state, chosen = _as_chain(
+    chain, state, method = _as_chain(
         model, schedule, x_T, steps, start, args, inpaint, key, method, coarse, batch_ndim
     )
-    found = solve(chain, state, method=chosen, adjoint=adjoint, batch_ndim=batch_ndim)
-    return dataclasses.replace(found, value=found.value["x"], trajectory=found.trajectory["x"])
+    solution = solve(chain, state, method=method, adjoint=adjoint, batch_ndim=batch_ndim)
+    return dataclasses.replace(
+        solution, value=solution.value["x"], trajectory=solution.trajectory["x"]
+    )
 
 
 @suggests_arguments
@@ -174,15 +176,15 @@ def plan(
         >>> schedule = deeppcr.diffusion.Schedule.from_config(config)
         >>> model = lambda x, t: jnp.tanh(x) * (1 + 0.001 * t)
         >>> x_T = jax.ShapeDtypeStruct((4, 16), jnp.float32)
-        >>> found = deeppcr.diffusion.plan(model, schedule, x_T, steps=50, device="H100")
-        >>> found.found["chain"]
+        >>> plan = deeppcr.diffusion.plan(model, schedule, x_T, steps=50, device="H100")
+        >>> plan.found["chain"]
         '50 steps, a state of 16 entries, a batch of 4'
     """
-    chain, state, chosen = _as_chain(
+    chain, state, method = _as_chain(
         model, schedule, x_T, steps, start, args, inpaint, key, method, coarse, batch_ndim
     )
     return plan_chain(
-        chain, state, method=chosen, device=device, iterations=iterations, batch_ndim=batch_ndim
+        chain, state, method=method, device=device, iterations=iterations, batch_ndim=batch_ndim
     )
 
 
@@ -215,10 +217,10 @@ def _as_chain(
         )
     if not jnp.issubdtype(x_T.dtype, jnp.floating):
         raise TypeError(f"x_T has dtype {x_T.dtype}, expected a floating one.")
-    chosen = find_method(method)
-    if coarse is not None and isinstance(chosen, Sequential):
+    method = find_method(method)
+    if coarse is not None and isinstance(method, Sequential):
         raise ValueError(
-            f"coarse is {coarse}, but method is {describe(chosen)}, which runs step by step and "
+            f"coarse is {coarse}, but method is {describe(method)}, which runs step by step and "
             'has no coarse; expected None, or a parallel method: "auto", "newton", Newton(...).'
         )
 
@@ -236,15 +238,15 @@ def _as_chain(
     step = named_after(model)(table.step(conditioned))
 
     options: dict[str, Any] = {}
-    guess = getattr(chosen, "initial_guess", None)
+    guess = getattr(method, "initial_guess", None)
     if list(state) == ["x"] and (hasattr(guess, "shape") or isfunction(guess)):  # of samples
         options["initial_guess"] = _of_state(guess)
-    if isinstance(gaussian := getattr(chosen, "linearize", None), Gaussian):
+    if isinstance(gaussian := getattr(method, "linearize", None), Gaussian):
         inputs[GAIN] = gaussian.gain(table, x_T.dtype)
         options["linearize"] = Surrogate(gaussian.step(table))
     if coarse is not None:
         options["initial_guess"] = _coarse_guess(table, conditioned, coarse)
-    return Chain(step, inputs), state, dataclasses.replace(chosen, **options)
+    return Chain(step, inputs), state, dataclasses.replace(method, **options)
 
 
 def _of_state(guess: Any) -> Any:
@@ -276,21 +278,21 @@ def _check_output(
     """Raise unless the model returns an array like ``x``, before anything is compiled."""
     at = jax.tree.map(of_step, inputs)
     evaluate = named_after(model)(lambda state, at: table.evaluate(model, state, at))
-    found = jax.eval_shape(evaluate, start, at)
-    if isinstance(found, jax.ShapeDtypeStruct) and jnp.issubdtype(found.dtype, jnp.floating):
-        axis = doubled_axis(found, x)
+    output = jax.eval_shape(evaluate, start, at)
+    if isinstance(output, jax.ShapeDtypeStruct) and jnp.issubdtype(output.dtype, jnp.floating):
+        axis = doubled_axis(output, x)
         if axis is not None and axis >= batch_ndim:
             return
-        if not table.learned and found.shape == x.shape:
+        if not table.learned and output.shape == x.shape:
             return
     expected = f"an array of the shape of x_T, {describe(x)}"
     if table.learned:
         expected += ", with one axis twice as long for the learned variance"
-    raise TypeError(f"model returns {describe(found)}, expected {expected}.")
+    raise TypeError(f"model returns {describe(output)}, expected {expected}.")
 
 
-def _coarse_guess(table: Table, model: Model, every: int) -> Callable[[Any, Any], Any]:
-    """An initial trajectory for ``Newton(initial_guess=)``: one model call for ``every`` steps.
+def _coarse_guess(table: Table, model: Model, coarse: int) -> Callable[[Any, Any], Any]:
+    """An initial trajectory for ``Newton(initial_guess=)``: one model call for ``coarse`` steps.
 
     The steps between two calls reuse the output, and have their own coefficients and noise. For
     DDIM this is the sampler with fewer steps: steps with the same predicted noise add up to one
@@ -308,7 +310,7 @@ def _coarse_guess(table: Table, model: Model, every: int) -> Callable[[Any, Any]
         state, inputs = lax.stop_gradient((state, inputs))
         unused = jax.eval_shape(evaluate, state, jax.tree.map(of_step, inputs))
         carry = state, jnp.zeros_like(unused)
-        xs = jnp.arange(table.steps) % every == 0, inputs
+        xs = jnp.arange(table.steps) % coarse == 0, inputs
         return scan(step, carry, xs, method="sequential")[1]
 
     return trajectory

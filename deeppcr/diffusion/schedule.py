@@ -89,8 +89,8 @@ class Schedule:
             >>> schedule.table(5).time.tolist()
             [800, 600, 400, 200, 0]
         """
-        found = read_config(config)
-        name = found.get("_class_name")
+        config = read_config(config)
+        name = config.get("_class_name")
         if name not in SCHEDULERS:
             instead = did_you_mean(name, SCHEDULERS)
             if name in INSTEAD:
@@ -99,14 +99,14 @@ class Schedule:
                 f"_class_name is {describe(name)}, expected one of {list(SCHEDULERS)}{instead}"
             )
         scheduler = SCHEDULERS[name]
-        fields = fill(found, scheduler.fields, name, FIELDS_OF_DIFFUSERS)
+        fields = fill(config, scheduler.fields, name, FIELDS_OF_DIFFUSERS)
         check_count("image_seq_len", image_seq_len, "number of tokens of an image", optional=True)
-        options = {"eta": eta or None, "mu": mu, "image_seq_len": image_seq_len, "sigmas": sigmas}
-        given: Any = {option: value for option, value in options.items() if value is not None}
-        _check_options(name, fields, given)
+        values = {"eta": eta or None, "mu": mu, "image_seq_len": image_seq_len, "sigmas": sigmas}
+        options: Any = {option: value for option, value in values.items() if value is not None}
+        _check_options(name, fields, options)
         if image_seq_len is not None:
-            given["mu"] = _find_mu(fields, given.pop("image_seq_len"))
-        return cls(name, tuple((fields | fill(given, scheduler.options, name)).items()))
+            options["mu"] = _find_mu(fields, options.pop("image_seq_len"))
+        return cls(name, tuple((fields | fill(options, scheduler.options, name)).items()))
 
     def table(self, steps: int, start: int = 0) -> Table:
         """The coefficients of a sampler with ``steps`` steps.
@@ -221,13 +221,13 @@ class Schedule:
         with np.errstate(divide="ignore"):
             level = sigma / alpha  # inf for pure noise
         deviations: list[float] = []
-        for index, here in enumerate(level):
+        for index, current in enumerate(level):
             # Some samplers call the model twice at one level: the step leads to a lower one. No
             # lower one is known for the last, which has the deviation of the state before.
-            lower = index + 1 + np.flatnonzero(level[index + 1 :] < here)
+            lower = index + 1 + np.flatnonzero(level[index + 1 :] < current)
             if len(lower):
-                there = lower[0]
-                deviations.append(sigma[there] * np.sqrt(1 - (level[there] / here) ** 2))
+                end = lower[0]
+                deviations.append(sigma[end] * np.sqrt(1 - (level[end] / current) ** 2))
             else:
                 deviations.append(deviations[-1] if index else 0.0)
         # The state after step l is that before step l + 1.
@@ -240,22 +240,22 @@ class Schedule:
         return f"Schedule({', '.join([self.scheduler, *shown])})"
 
 
-def _check_options(name: str, config: Config, given: Config) -> None:
-    """Raise unless the options that are given are those that the scheduler takes."""
-    for option, value in given.items():
-        own = "mu" if option == "image_seq_len" else option
-        if own not in SCHEDULERS[name].options:
-            others = [other for other, each in SCHEDULERS.items() if own in each.options]
+def _check_options(name: str, config: Config, options: Config) -> None:
+    """Raise unless the scheduler takes these options."""
+    for option, value in options.items():
+        field = "mu" if option == "image_seq_len" else option
+        if field not in SCHEDULERS[name].options:
+            schedulers = [key for key, x in SCHEDULERS.items() if field in x.options]
             raise ValueError(
                 f"{option} is {describe(value)}, but {name} takes none: expected "
-                f"{0 if option == 'eta' else None}, or one of the schedulers {others}."
+                f"{0 if option == 'eta' else None}, or one of the schedulers {schedulers}."
             )
         if option in NEEDS and not config.get(NEEDS[option], True):
             raise ValueError(
                 f"{option} is {describe(value)}, but {NEEDS[option]} is False in the "
                 "configuration: expected None, or True there."
             )
-    shifts = given.keys() & {"mu", "image_seq_len"}
+    shifts = options.keys() & {"mu", "image_seq_len"}
     if len(shifts) > 1:
         raise ValueError("mu and image_seq_len are given, expected one of them.")
     if config.get("use_dynamic_shifting") and not shifts:

@@ -24,6 +24,7 @@ Without a correction, ``x0`` is folded into the other terms in float64.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import jax
@@ -124,7 +125,7 @@ class Table:
     def is_finite(self) -> bool:
         """Whether all numbers are finite."""
         numbers = self.init_noise_sigma, self.scale, self.predict, self.update, self.span
-        return all(np.isfinite(each).all() for each in jax.tree.leaves(numbers))
+        return all(np.isfinite(column).all() for column in jax.tree.leaves(numbers))
 
     def tail(self, start: int) -> "Table":
         """The steps from the one with this index on."""
@@ -135,8 +136,8 @@ class Table:
     @property
     def linear_part(self) -> np.ndarray:
         """``[L]``: the derivative of the next ``x`` by ``x``, for a fixed output, uncorrected."""
-        row, zero = self.update["x"], np.zeros(self.steps)
-        return row.get("x", zero) + row.get("x0", zero) * self.predict["x"]
+        row = self.update["x"]
+        return np.zeros(self.steps) + row.get("x", 0.0) + row.get("x0", 0.0) * self.predict["x"]
 
     def inputs(self, dtype: DTypeLike) -> dict[str, Any]:
         """The inputs of the steps, each ``[L]``: the time and the coefficients.
@@ -164,26 +165,26 @@ class Table:
         """The next state, from this one and the model's output for it."""
         x = state["x"]
         output, values = split(output, x)
-        known = state | {"m": output.astype(x.dtype)}
+        terms = state | {"m": output.astype(x.dtype)}
         if self.is_noisy:
-            known["noise"] = at["noise"]
+            terms["noise"] = at["noise"]
             if self.learned:
-                known["noise"] = scale_noise(self.learned, at["noise"], values, at["span"])
+                terms["noise"] = scale_noise(self.learned, at["noise"], values, at["span"])
         if "x0" in at:
-            x_0 = _combined(at["x0"], known)
-            known["x0"] = self.correct(x_0) if self.correct else x_0
-        return {name: _combined(at[name], known) for name in self.update}
+            x_0 = _combined(at["x0"], terms)
+            terms["x0"] = self.correct(x_0) if self.correct else x_0
+        return {name: _combined(at[name], terms) for name in self.update}
 
     def step(self, model: Model) -> Callable[[Any, dict[str, Any]], Any]:
         """The step of the chain: ``(state, inputs) -> state``."""
         return lambda state, at: self.advance(state, self.evaluate(model, state, at), at)
 
 
-def _combined(coefficients: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
-    """The linear combination of what is known, in the dtype of ``x``."""
-    x = known["x"]
-    terms = [column * known[name].astype(column.dtype) for name, column in coefficients.items()]
-    return sum(terms[1:], start=terms[0]).astype(x.dtype) if terms else jnp.zeros_like(x)
+def _combined(coefficients: Mapping[str, Any], terms: Mapping[str, Any]) -> Any:
+    """The linear combination of these terms, in the dtype of ``x``."""
+    x = terms["x"]
+    products = [column * terms[name].astype(column.dtype) for name, column in coefficients.items()]
+    return sum(products[1:], start=products[0]).astype(x.dtype) if products else jnp.zeros_like(x)
 
 
 def tabulate(
@@ -194,9 +195,9 @@ def tabulate(
     update: Mapping[str, Terms],
     *,
     scale: Column = 1.0,
-    **others: Any,
+    **attributes: Any,
 ) -> Table:
-    """The table of these columns, and ``others`` of `Table`.
+    """The table of these columns, and of further ``attributes`` of `Table`.
 
     The prediction type and the correction are those of the configuration. Coefficients that are all
     zero are left out, and so is memory that nothing reads.
@@ -217,15 +218,15 @@ def tabulate(
         if correct is None:
             row = row.pop("x0", 0.0) * predict + row
         rows[name] = {term: column for term, column in wide(row).items() if column.any()}
-    read = {"x"}
-    while more := {term for name in read for term in rows[name] if term in rows} - read:
-        read |= more
+    needed = {"x"}
+    while more := set(chain(*(rows[name] for name in needed))) & (rows.keys() - needed):
+        needed |= more
     return Table(
         time=time,
         scale=wide(scale * X)["x"],
         levels={"alpha": alpha, "sigma": sigma},
         predict=wide(predict),
-        update={name: row for name, row in rows.items() if name in read},
+        update={name: row for name, row in rows.items() if name in needed},
         correct=correct,
-        **others,
+        **attributes,
     )

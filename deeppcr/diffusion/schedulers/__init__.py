@@ -34,14 +34,14 @@ class Scheduler:
 
 
 def _betas(
-    *others: str, start: float = 0.0001, end: float = 0.02, schedule: str = "linear"
+    *schedules: str, start: float = 0.0001, end: float = 0.02, schedule: str = "linear"
 ) -> dict[str, Field]:
-    """The training noise; ``others`` are further values of ``beta_schedule``."""
+    """The training noise; ``schedules`` are further values of ``beta_schedule``."""
     return fields_of(
         num_train_timesteps=1000,
         beta_start=start,
         beta_end=end,
-        beta_schedule=(schedule, "linear", "scaled_linear", "squaredcos_cap_v2", *others),
+        beta_schedule=(schedule, "linear", "scaled_linear", "squaredcos_cap_v2", *schedules),
         trained_betas=numbers(None),
     )
 

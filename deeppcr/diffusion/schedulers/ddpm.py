@@ -40,11 +40,12 @@ SIGMA_DATA = 0.5  # of latent consistency models
 def ddpm(config: Config, steps: int) -> Table:
     """The table of DDPM."""
     times = integer_times(config, steps)
-    here = alphas_cumprod_at(config, times)
-    there = alphas_cumprod_at(config, np.append(times[1:], -1))
-    beta = beta_between(here, there)
-    posterior = np.maximum((1 - there) / (1 - here) * beta, LEAST_VARIANCE)
-    variance, span, kind = posterior, None, config["variance_type"]
+    squares = alphas_cumprod_at(config, times)
+    next_squares = alphas_cumprod_at(config, np.append(times[1:], -1))
+    beta = beta_between(squares, next_squares)
+    posterior = np.maximum((1 - next_squares) / (1 - squares) * beta, LEAST_VARIANCE)
+    kind = config["variance_type"]
+    variance, span = posterior, None
     if kind.startswith("fixed_large"):
         # For the logarithm diffusers returns NaN: it takes its square root. The two are one.
         variance = beta
@@ -53,26 +54,28 @@ def ddpm(config: Config, steps: int) -> Table:
     elif kind == "learned_range":
         span = np.where(times > 0, np.log(beta / posterior) / 2, 0.0)
     x = (
-        np.sqrt(here / there) * (1 - there) / (1 - here) * X
-        + np.sqrt(there) * beta / (1 - here) * X0
+        np.sqrt(squares / next_squares) * (1 - next_squares) / (1 - squares) * X
+        + np.sqrt(next_squares) * beta / (1 - squares) * X0
         + np.where(times > 0, np.sqrt(variance), 0.0) * NOISE
     )
     learned = None if span is None else kind
-    alpha, sigma = levels(here)
+    alpha, sigma = levels(squares)
     return tabulate(config, times, alpha, sigma, {"x": x}, learned=learned, span=span)
 
 
 def ddim(config: Config, steps: int) -> Table:
     """The table of DDIM."""
     times = integer_times(config, steps)
-    here = alphas_cumprod_at(config, times)
+    squares = alphas_cumprod_at(config, times)
     # As in diffusers, the next time is one stride of "leading" spacing away for every spacing.
-    there = alphas_cumprod_at(config, times - config["num_train_timesteps"] // steps)
-    alpha, sigma = levels(here)
+    next_squares = alphas_cumprod_at(config, times - config["num_train_timesteps"] // steps)
+    alpha, sigma = levels(squares)
     p, q = original_from(config["prediction_type"], alpha, sigma)
-    s = config["eta"] * np.sqrt((1 - there) / (1 - here) * beta_between(here, there))
+    s = config["eta"] * np.sqrt(
+        (1 - next_squares) / (1 - squares) * beta_between(squares, next_squares)
+    )
     noise = 1 / sigma * (X - alpha * (p * X + q * OUTPUT))
-    x = np.sqrt(there) * X0 + np.sqrt(1 - there - s**2) * noise + s * NOISE
+    x = np.sqrt(next_squares) * X0 + np.sqrt(1 - next_squares - s**2) * noise + s * NOISE
     return tabulate(config, times, alpha, sigma, {"x": x})
 
 
@@ -88,8 +91,8 @@ def lcm(config: Config, steps: int) -> Table:
     # Some of the times of the sampler from which the model was distilled.
     distilled = np.arange(original, 0, -1) * (total // original) - 1
     times = distilled[np.linspace(0, original, steps, endpoint=False).astype(int)].astype(np.int32)
-    here = alphas_cumprod_at(config, times)
-    alpha, sigma = levels(here)
+    squares = alphas_cumprod_at(config, times)
+    alpha, sigma = levels(squares)
     scaled_times = times * config["timestep_scaling"]
     size = scaled_times**2 + SIGMA_DATA**2
     z = scaled_times / np.sqrt(size) * X0 + SIGMA_DATA**2 / size * X

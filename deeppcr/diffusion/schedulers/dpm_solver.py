@@ -64,25 +64,25 @@ def _tabulate(
     """The table of steps of these orders, between these levels."""
     kind = config["algorithm_type"]
     is_sde = kind.startswith("sde")
-    alpha, alpha_there = alpha[:-1], alpha[1:]
-    sigma, sigma_there = sigma[:-1], sigma[1:]
-    h = np.log(alpha_there / alpha * sigma / sigma_there)
+    alpha, next_alpha = alpha[:-1], alpha[1:]
+    sigma, next_sigma = sigma[:-1], sigma[1:]
+    h = np.log(next_alpha / alpha * sigma / next_sigma)
     h[-1] = LEAST_STEP if abs(h[-1]) < LEAST_STEP else h[-1]
     k = 2 * h if is_sde else h
     if kind.endswith("++"):
-        keep = sigma_there / sigma * (np.exp(-h) if is_sde else 1.0)
-        y, c, gain, variance = X0, -k, alpha_there, -np.expm1(-2 * h)
+        keep = next_sigma / sigma * (np.exp(-h) if is_sde else 1.0)
+        y, c, gain, variance = X0, -k, next_alpha, -np.expm1(-2 * h)
     else:
-        keep = alpha_there / alpha
+        keep = next_alpha / alpha
         y = 1 / sigma * (X - alpha * X0)
-        c, gain, variance = h, k / h * sigma_there, np.expm1(2 * h)
+        c, gain, variance = h, k / h * next_sigma, np.expm1(2 * h)
     f0 = np.expm1(c)
     f1 = f0 / c - 1
     # For the stochastic form, diffusers adds the half of f2, which the paper subtracts.
     f2 = f1 / c - (-0.5 if kind == "sde-dpmsolver++" else 0.5)
     f2 = 2 * f2 if kind == "deis" else f2
     weights = _weights(orders, h, (f0, f1, f2), config["solver_type"])
-    start = keep * X + (sigma_there * np.sqrt(variance) if is_sde else 0.0) * NOISE
+    start = keep * X + (next_sigma * np.sqrt(variance) if is_sde else 0.0) * NOISE
     update = multistep(start, -gain[:, None] * weights, y)
     return tabulate(config, times, alpha, sigma, update)
 
@@ -91,7 +91,7 @@ def _weights(
     orders: np.ndarray, h: np.ndarray, factors: tuple[np.ndarray, ...], solver_type: str
 ) -> np.ndarray:
     """``[L, 3]``: the weights of ``y`` at this step and at the two before it."""
-    orders, h, f0, f1, f2 = (each[:, None] for each in (orders, h, *factors))
+    orders, h, f0, f1, f2 = (column[:, None] for column in (orders, h, *factors))
     # Of the first steps these are others, which their orders leave out.
     before, earlier = np.roll(h, 1), np.roll(h, 2)
     # Differences of neighbours, in units of h: at this step, and at the one before.

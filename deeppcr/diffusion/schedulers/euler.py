@@ -39,10 +39,10 @@ def _tabulate(
     config: Config,
     times: np.ndarray,
     sigmas: np.ndarray,
-    here: np.ndarray,
+    sigma: np.ndarray,
     update: Mapping[str, Terms],
 ) -> Table:
-    """The table of steps from ``here``, which are some of the ``sigmas`` of a sampler.
+    """The table of steps from ``sigma``, which are some of the ``sigmas`` of a sampler.
 
     As in diffusers, the variance of ``x_0`` is in that of ``x_T`` for leading times only.
     """
@@ -51,10 +51,10 @@ def _tabulate(
     return tabulate(
         config,
         times,
-        np.ones(len(here)),
-        here,
+        np.ones(len(sigma)),
+        sigma,
         update,
-        scale=alpha_sigma(here)[0],
+        scale=alpha_sigma(sigma)[0],
         init_noise_sigma=(largest**2 + 1) ** 0.5 if is_leading else largest,
     )
 
@@ -62,20 +62,20 @@ def _tabulate(
 def euler(config: Config, steps: int) -> Table:
     """The table of Euler's method."""
     times, sigmas = continuous_grid(config, steps)
-    here, there = sigmas[:-1], sigmas[1:]
+    sigma, next_sigma = sigmas[:-1], sigmas[1:]
     if config["timestep_type"] == "continuous" and config["prediction_type"] == "v_prediction":
-        times = (0.25 * np.log(here)).astype(np.float32)
-    x = X0 + there / here * (X - X0)
-    return _tabulate(config, times, sigmas, here, {"x": x})
+        times = (0.25 * np.log(sigma)).astype(np.float32)
+    x = X0 + next_sigma / sigma * (X - X0)
+    return _tabulate(config, times, sigmas, sigma, {"x": x})
 
 
 def euler_ancestral(config: Config, steps: int) -> Table:
     """The table of Euler's method with ancestral noise."""
     times, sigmas = continuous_grid(config, steps)
-    here, there = sigmas[:-1], sigmas[1:]
-    ratio = there / here
-    x = X0 + ratio**2 * (X - X0) + there * np.sqrt(1 - ratio**2) * NOISE
-    return _tabulate(config, times, sigmas, here, {"x": x})
+    sigma, next_sigma = sigmas[:-1], sigmas[1:]
+    ratio = next_sigma / sigma
+    x = X0 + ratio**2 * (X - X0) + next_sigma * np.sqrt(1 - ratio**2) * NOISE
+    return _tabulate(config, times, sigmas, sigma, {"x": x})
 
 
 def heun(config: Config, steps: int) -> Table:
@@ -83,23 +83,23 @@ def heun(config: Config, steps: int) -> Table:
     times, sigmas = continuous_grid(config, steps)
     calls = np.arange(2 * steps - 1)
     first = calls % 2 == 0
-    here = sigmas[(calls + 1) // 2]  # of each call: the first, and the others twice
+    sigma = sigmas[(calls + 1) // 2]  # of each call: the first, and the others twice
     step = np.diff(sigmas)[calls // 2]
-    derivative = 1 / here * (X - X0)
+    derivative = 1 / sigma * (X - X0)
     half = X + step / 2 * derivative
-    x = 1.0 * first * (half + step / 2 * derivative)
-    x += 1.0 * ~first * (term("y") + step / 2 * derivative)
-    return _tabulate(config, times[(calls + 1) // 2], sigmas, here, {"x": x, "y": half})
+    start = 1.0 * first * half + 1.0 * ~first * term("y")
+    x = start + step / 2 * derivative
+    return _tabulate(config, times[(calls + 1) // 2], sigmas, sigma, {"x": x, "y": half})
 
 
 def lms(config: Config, steps: int) -> Table:
     """The table of the linear multistep method."""
     times, sigmas = continuous_grid(config, steps)
-    here, weights = sigmas[:-1], np.zeros((steps, ORDER))
+    weights = np.zeros((steps, ORDER))
     for step in range(steps):
         powers = np.arange(1, min(step + 1, ORDER) + 1)
         moments = (sigmas[step + 1] - sigmas[step]) ** powers / powers  # integrals of 1, u, u², ..
         nodes = sigmas[step + 1 - powers] - sigmas[step]
         weights[step, : len(nodes)] = exact_weights(nodes, moments)
-    update = multistep(X, weights, 1 / here * (X - X0))
-    return _tabulate(config, times, sigmas, here, update)
+    update = multistep(X, weights, 1 / sigmas[:-1] * (X - X0))
+    return _tabulate(config, times, sigmas, sigmas[:-1], update)

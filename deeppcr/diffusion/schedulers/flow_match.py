@@ -18,7 +18,7 @@ from deeppcr.diffusion.table import NOISE, OUTPUT, X0, Table, X, tabulate
 
 def flow_match(config: Config, steps: int) -> Table:
     """The table of Euler's method for flow matching."""
-    total, end = config["num_train_timesteps"], 0.0
+    total = config["num_train_timesteps"]
     ends = np.array([1.0, 1 / total])
     # diffusers shifts the two ends, and then all sigmas between them once more; with dynamic
     # shifting, only once.
@@ -27,12 +27,11 @@ def flow_match(config: Config, steps: int) -> Table:
     if ramp := find_ramp(config):
         sigmas = ramp(sigmas[0], sigmas[-1], steps)
     if config["invert_sigmas"]:
-        sigmas, end = 1 - sigmas, 1.0
-    there = np.append(sigmas[1:], end)
+        sigmas = 1 - sigmas
+    next_sigmas = np.append(sigmas[1:], 1.0 if config["invert_sigmas"] else 0.0)
     if config["stochastic_sampling"]:
-        x = (1 - there) * X0 + there * NOISE
+        x = (1 - next_sigmas) * X0 + next_sigmas * NOISE
     else:
-        x = X + (there - sigmas) * OUTPUT
+        x = X + (next_sigmas - sigmas) * OUTPUT
     times = (sigmas * total).astype(np.float32)
-    prediction = {"prediction_type": "flow_prediction"}
-    return tabulate(prediction, times, 1 - sigmas, sigmas, {"x": x})
+    return tabulate({"prediction_type": "flow_prediction"}, times, 1 - sigmas, sigmas, {"x": x})

@@ -1,5 +1,7 @@
 """What multistep methods have in common: their orders, their weights, and what they remember."""
 
+import operator
+
 import numpy as np
 from numpy.polynomial.polynomial import polyfromroots
 
@@ -29,8 +31,8 @@ def exact_weights(nodes: np.ndarray, moments: np.ndarray) -> np.ndarray:
     """
     weights = np.zeros(len(nodes))
     for j, node in enumerate(nodes):
-        others = np.delete(nodes, j)
-        weights[j] = polyfromroots(others) @ moments / np.prod(node - others)
+        rest = np.delete(nodes, j)
+        weights[j] = polyfromroots(rest) @ moments / np.prod(node - rest)
     return weights
 
 
@@ -42,7 +44,6 @@ def multistep(start: Terms, weights: np.ndarray, y: Terms) -> dict[str, Terms]:
         weights: ``[L, n]``, those of ``y`` at this step and at the ``n - 1`` before it.
         y: a combination of this step's terms, which is remembered.
     """
-    known = [y, *(term(f"y{i}") for i in range(1, weights.shape[1]))]
-    products = [w * each for w, each in zip(weights.T, known, strict=True)]
-    memory = {f"y{i}": before for i, before in enumerate(known[:-1], 1)}
-    return {"x": sum(products, start), **memory}
+    ys = [y, *(term(f"y{i}") for i in range(1, weights.shape[1]))]
+    memory = {f"y{i}": before for i, before in enumerate(ys[:-1], 1)}
+    return {"x": sum(map(operator.mul, weights.T, ys), start), **memory}

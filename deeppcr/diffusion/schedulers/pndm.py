@@ -10,6 +10,7 @@ with the mean of the outputs at its two ends. Or three Runge-Kutta steps come fi
 of four model calls each, which are four steps of the chain.
 """
 
+import operator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -80,14 +81,14 @@ def pndm(config: Config, steps: int) -> Table:
         )
     output = by_step([call.output for call in calls])
     start = by_step([call.start for call in calls])
-    here = alphas_cumprod_at(config, begins)
-    there = alphas_cumprod_at(config, ends)
-    alpha, sigma = levels(here)
-    keep = np.sqrt(there / here)
+    squares = alphas_cumprod_at(config, begins)
+    next_squares = alphas_cumprod_at(config, ends)
+    alpha, sigma = levels(squares)
+    keep = np.sqrt(next_squares / squares)
     is_v = config["prediction_type"] == "v_prediction"
     noise = alpha * output + sigma * start if is_v else output
     update = {
-        "x": keep * start + (np.sqrt(1 - there) - keep * sigma) * noise,
+        "x": keep * start + (np.sqrt(1 - next_squares) - keep * sigma) * noise,
         "start": start,
         "stages": by_step([call.stages for call in calls]),
     }
@@ -106,23 +107,24 @@ def _first_twice(times: np.ndarray, stride: int, start: int) -> list[ModelCall]:
     """
     calls = []
     for index, time in enumerate([*times[:2], *times[1:]]):
-        known = max(index - start, 0)
-        if known == 1:
+        count = max(index - start, 0)  # outputs before this one
+        if count == 1:
             mean = 0.5 * OUTPUT + 0.5 * OUTPUTS[1]
-            call = ModelCall(time, time + stride, time, mean, START, remember=False)
+            calls.append(ModelCall(time, time + stride, time, mean, START, remember=False))
         else:
-            call = ModelCall(time, time, time - stride, _adams_bashforth(min(max(known, 1), 4)))
-        calls.append(call)
+            output = _adams_bashforth(min(max(count, 1), 4))
+            calls.append(ModelCall(time, time, time - stride, output))
     return calls
 
 
 def _runge_kutta(times: np.ndarray, stride: int) -> list[ModelCall]:
     """Three steps of four calls: at the start, twice half a step later, and at the end."""
-    calls, half = [], stride // 2
+    calls = []
     for begin, end in pairwise(times[: RUNGE_KUTTA_STEPS + 1]):
-        middle, more = end + half, STAGES + 1 / 3 * OUTPUT
+        middle = end + stride // 2
+        more = STAGES + 1 / 3 * OUTPUT
         calls += [
-            ModelCall(begin, begin, begin - half, OUTPUT, stages=1 / 6 * OUTPUT),
+            ModelCall(begin, begin, begin - stride // 2, OUTPUT, stages=1 / 6 * OUTPUT),
             ModelCall(middle, begin, middle, OUTPUT, START, False, more),
             ModelCall(middle, begin, end, OUTPUT, START, False, more),
             ModelCall(end, begin, end, STAGES + 1 / 6 * OUTPUT, START, False),
@@ -132,5 +134,4 @@ def _runge_kutta(times: np.ndarray, stride: int) -> list[ModelCall]:
 
 
 def _adams_bashforth(order: int) -> Terms:
-    products = [w * output for w, output in zip(WEIGHTS[order - 1], OUTPUTS, strict=False)]
-    return sum(products, Terms())
+    return sum(map(operator.mul, WEIGHTS[order - 1], OUTPUTS), Terms())

@@ -42,13 +42,14 @@ def unipc(config: Config, steps: int) -> Table:
         a, s = alpha[step : step + 2], sigma[step : step + 2]
         h = lambdas[step + 1] - lambdas[step]
         keep, gain, k = (s[1] / s[0], a[1], -h) if predicts_sample else (a[1] / a[0], s[1], h)
-        y, *others = ys[: orders[step]]
+        y, *nodes = ys[: orders[step]]
         ratios = (lambdas[step - np.arange(1, orders[step])] - lambdas[step]) / h
         if end is not None:
-            ratios, others = np.append(ratios, 1.0), [*others, end]
+            ratios = np.append(ratios, 1.0)
+            nodes.append(end)
         size, weights = _weights(ratios, k, config["solver_type"])
-        pairs = zip(weights / ratios, others, strict=True)
-        differences = [weight * (other - y) for weight, other in pairs]
+        pairs = zip(weights / ratios, nodes, strict=True)
+        differences = [weight * (node - y) for weight, node in pairs]
         return keep * start - gain * (math.expm1(k) * y + size * sum(differences, Terms()))
 
     outputs, rows, starts = [], [], []
@@ -61,8 +62,12 @@ def unipc(config: Config, steps: int) -> Table:
         rows.append(go(step, start, [output, *before]))
         starts.append(start)
         outputs.append(output)
-    update = {"x": by_step(rows), "start": by_step(starts), "y1": by_step(outputs)}
-    update |= {f"y{i}": term(f"y{i - 1}") for i in range(2, order + 1)}
+    update = {
+        "x": by_step(rows),
+        "start": by_step(starts),
+        "y1": by_step(outputs),
+        **{f"y{i}": term(f"y{i - 1}") for i in range(2, order + 1)},
+    }
     corrected = config if predicts_sample else {**config, "thresholding": False}
     return tabulate(corrected, times, alpha[:-1], sigma[:-1], update)
 
@@ -72,7 +77,8 @@ def _weights(ratios: np.ndarray, k: float, solver_type: str) -> tuple[float, np.
     size = k if solver_type == "bh1" else math.expm1(k)
     if len(ratios) == 1:
         return size, np.array([0.5])
-    moments, phi = [], math.expm1(k) / k - 1  # k phi_2(k), k² phi_3(k), ..
+    moments = []
+    phi = math.expm1(k) / k - 1  # k phi_2(k), k² phi_3(k), ..
     for i in range(1, len(ratios) + 1):
         moments.append(phi * math.factorial(i) / size)
         phi = phi / k - 1 / math.factorial(i + 1)
