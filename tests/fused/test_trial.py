@@ -24,7 +24,7 @@ CELL, H, X = gru(3), numbers(3), numbers(L, 2)
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch):
-    monkeypatch.setattr(trial, "_FOUND", {})
+    monkeypatch.setattr(trial, "_FAULTS", {})
 
 
 class Counted:

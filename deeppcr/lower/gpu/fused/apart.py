@@ -47,9 +47,9 @@ class Apart(Split):
 
     def entries(self, program: Program) -> list[tuple[int, ...]]:
         """The shape of a state of which a program may compute each entry apart; else none."""
-        shape, *others = {variable.aval.shape for variable in self.state}
-        kinds = {primitive(each).kind for each in equations(program)}
-        is_separate = not others and math.prod(shape) > 1 and kinds <= SEPARATE
+        shape, *different = {variable.aval.shape for variable in self.state}
+        kinds = {primitive(equation).kind for equation in equations(program)}
+        is_separate = not different and math.prod(shape) > 1 and kinds <= SEPARATE
         return [shape] if is_separate else []
 
     def __call__(self, inputs: Leaves, captured: Leaves) -> tuple[Leaves, Leaves]:

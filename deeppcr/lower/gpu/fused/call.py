@@ -4,7 +4,6 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from functools import partial
-from itertools import starmap
 from typing import Any
 
 import jax
@@ -54,11 +53,11 @@ class KernelCall(Call):
         is tried.
         """
         results = list(map(abstract, call_jaxpr.out_avals))
-        given = operands[first:]
-        wrong = device and fault(launch, device, kernel, results, given)
+        of_kernel = operands[first:]
+        wrong = device and fault(launch, device, kernel, results, of_kernel)
         if not wrong:
-            return kernel.run(launch, results, given)
-        states = ", ".join(f"{x.dtype}{list(x.shape)}" for x in given[: kernel.step.states])
+            return kernel.run(launch, results, of_kernel)
+        states = ", ".join(f"{x.dtype}{list(x.shape)}" for x in of_kernel[: kernel.step.states])
         warnings.warn(
             f"{kernel.text.name} ({kernel.length} steps, a state of {states}) is not used: in a "
             f"trial on {device.device_kind}, {wrong}. XLA's program runs instead, with the same "
@@ -85,13 +84,13 @@ class KernelCall(Call):
             kernel = dataclasses.replace(kernel, step=step)
         except CannotFuse:
             return super()._map(operands, axes, names, params)
-        given = zip(operands[first:], axes[first:], places, strict=True)
-        arrays = [*operands[:first], *starmap(partial(_moved, size), given)]
+        arrays = list(operands[:first])
+        arrays += map(partial(_on_axis, size), operands[first:], axes[first:], places)
         along = list(map(int, kernel.have_steps(len(params["call_jaxpr"].out_avals))))
         program = partial(self.run, call_jaxpr=params["call_jaxpr"])
         mapped = jax.vmap(program, [*axes[:first], *places], along, **names)
         count = len(arrays)  # a kernel may take more
-        closed = jax.make_jaxpr(lambda *given: mapped(*given[:count]))(*arrays, *constants)
+        closed = jax.make_jaxpr(lambda *leaves: mapped(*leaves[:count]))(*arrays, *constants)
         results = self.bind(*arrays, *constants, call_jaxpr=closed, kernel=kernel, first=first)
         return results, along
 
@@ -105,11 +104,11 @@ def call(kernel: Recurring, program: Callable[..., Leaves], operands: Leaves) ->
     ``operands``: states, inputs of all steps and captured arrays.
     """
     closed, constants = with_operands(jax.make_jaxpr(program)(*operands))
-    given = {"call_jaxpr": closed, "kernel": kernel, "first": len(constants)}
-    return kernel_call_p.bind(*constants, *operands, **given)
+    params = {"call_jaxpr": closed, "kernel": kernel, "first": len(constants)}
+    return kernel_call_p.bind(*constants, *operands, **params)
 
 
-def _moved(size: int, x: Array, axis: int | None, place: Any) -> Array:
+def _on_axis(size: int, x: Array, axis: int | None, place: Any) -> Array:
     """An array with its examples on another axis; of a state that has none, each is the same."""
     if axis is None:
         return x if place is None else jnp.broadcast_to(x, (size, *jnp.shape(x)))

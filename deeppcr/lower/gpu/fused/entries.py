@@ -10,15 +10,16 @@ all examples alike and mixes none; otherwise it is refused.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial, reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code, convert, operation
+from deeppcr.lower.products import other_axes
 from depth.jaxprs import Program, called, constants_of, interpret
 from depth.primitives import primitive
 
@@ -52,8 +53,8 @@ def evaluate(closed: Any, operands: Sequence[Entries], apply: Code) -> list[Entr
 
     program = Program.of(closed)
     constants = [_constant(np.asarray(value), apply) for value in constants_of(closed)]
-    known = program.known([*constants, *operands])
-    return interpret(program, known, program.outvars, partial(_results, apply), literal)
+    environment = program.known([*constants, *operands])
+    return interpret(program, environment, program.outvars, partial(_results, apply), literal)
 
 
 def _constant(value: np.ndarray, apply: Code) -> Entries:
@@ -74,7 +75,7 @@ def _results(apply: Code, equation: Any, operands: list[Entries]) -> Sequence[En
     if (inner := called(equation)) is not None:
         return evaluate(inner, operands, apply)
     rule = RULES.get(name) or RULES.get(kind)
-    if rule is None or (rule is _moved and not primitive(equation).numpy):
+    if rule is None or (rule is _by_numpy and not primitive(equation).numpy):
         raise CannotFuse(f"{name} has no counterpart in a kernel")
     return rule(apply, equation, operands)
 
@@ -84,14 +85,14 @@ def _results(apply: Code, equation: Any, operands: list[Entries]) -> Sequence[En
 
 def _together(operands: Sequence[Entries], rank: int) -> tuple[list[np.ndarray], Axes]:
     """Tables of this rank that fit each other, and the axes of the examples."""
-    whole = [x.examples for x in operands if x.table.ndim == rank]
-    each = [{*axes} - {None} for axes in zip(*whole, strict=True)]
-    known = [axis for axes in each for axis in axes]
-    if any(len(axes) > 1 for axes in each) or len({*known}) < len(known):
-        raise CannotFuse("examples are combined with each other")
-    found = tuple(axes.pop() if axes else None for axes in each)
+    axes: Axes = ()
+    for places in zip(*(x.examples for x in operands if x.table.ndim == rank), strict=True):
+        different = {*places} - {None}
+        if len(different) > 1 or not different.isdisjoint(axes):
+            raise CannotFuse("examples are combined with each other")
+        axes += tuple(different) or (None,)
     tables = [x.table.reshape((1,) * (rank - x.table.ndim) + x.table.shape) for x in operands]
-    return [_narrowed(table, found) for table in tables], found
+    return [_narrowed(table, axes) for table in tables], axes
 
 
 def _narrowed(table: np.ndarray, axes: Axes) -> np.ndarray:
@@ -121,19 +122,25 @@ def _numbered(table: np.ndarray) -> np.ndarray:
     return np.fromiter(map(id, table.flat), np.int64, table.size).reshape(table.shape)
 
 
-def own_shape(shape: tuple[int, ...], axes: Axes | None) -> tuple[int, ...]:
+def example_shape(shape: tuple[int, ...], axes: Axes | None) -> tuple[int, ...]:
     """The shape of a table of one example; of what is not used, that of no entries."""
-    own = tuple(1 if axis in (axes or ()) else n for axis, n in enumerate(shape))
-    return (0,) if axes is None else own
+    if axes is None:
+        return (0,)
+    return tuple(1 if axis in axes else n for axis, n in enumerate(shape))
 
 
-def _own(equation: Any, examples: Axes, axes: Sequence[int]) -> None:
+def _check_separate(equation: Any, examples: Axes, axes: Collection[int]) -> None:
     """Refuse an operation along ``axes``, if examples are on one of them."""
-    if any(axis in axes for axis in examples if axis is not None):
+    if not set(examples).isdisjoint(axes):
         raise CannotFuse(f"{equation.primitive.name} combines examples with each other")
 
 
 # -- rules ----------------------------------------------------------------------------------------
+
+
+def _placed(examples: Axes, place: Callable[[int], int]) -> Axes:
+    """The axes of the examples after a move of axes."""
+    return tuple(None if axis is None else place(axis) for axis in examples)
 
 
 def _of_rows(call: OfEntries, rows: np.ndarray) -> np.ndarray:
@@ -149,20 +156,21 @@ def _of_each(call: OfEntries, *tables: np.ndarray) -> np.ndarray:
 
 def _elementwise(out: Any, operands: list[Entries], call: OfEntries) -> Entries:
     tables, examples = _together(operands, out.aval.ndim)
-    found = _of_each(call, *tables)
-    return Entries(np.broadcast_to(found, own_shape(out.aval.shape, examples)), examples)
+    table = _of_each(call, *tables)
+    return Entries(np.broadcast_to(table, example_shape(out.aval.shape, examples)), examples)
 
 
-def _named(name: str, dtype: Any, apply: Code) -> OfEntries:
-    """The operation of entries of a dtype that a primitive stands for."""
-    return partial(apply, operation(name, dtype, dtype))
+def _named(apply: Code, dtype: Any, *names: str) -> list[OfEntries]:
+    """The operations of entries of a dtype that primitives stand for."""
+    return [partial(apply, operation(name, dtype, dtype)) for name in names]
 
 
 def _computed(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     """An elementwise operation."""
-    (out,), count = equation.outvars, len(equation.invars)
-    own = operation(equation.primitive.name, equation.invars[-1].aval.dtype, out.aval.dtype, count)
-    return [_elementwise(out, operands, partial(apply, own))]
+    (out,) = equation.outvars
+    dtype = equation.invars[-1].aval.dtype
+    function = operation(equation.primitive.name, dtype, out.aval.dtype, len(equation.invars))
+    return [_elementwise(out, operands, partial(apply, function))]
 
 
 def _counted(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
@@ -174,25 +182,27 @@ def _counted(apply: Code, equation: Any, operands: list[Entries]) -> list[Entrie
 
 def _power(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     """Integer powers as products, each of which is rounded."""
-    (out,), power = equation.outvars, equation.params["y"]
-    multiply, divide = (_named(name, out.aval.dtype, apply) for name in ("mul", "div"))
+    (out,) = equation.outvars
+    power = equation.params["y"]
+    multiply, divide = _named(apply, out.aval.dtype, "mul", "div")
     one = np.ones((), out.aval.dtype)[()]
 
     def of(entries: Sequence[Any]) -> Any:
-        factors, (x,) = [], entries
+        (x,) = entries
+        factors = []
         for k, bit in enumerate(reversed(f"{abs(power):b}")):
             x = multiply([x, x]) if k else x
             factors += [x] if bit == "1" else []
-        found = reduce(lambda x, y: multiply([x, y]), factors) if factors else one
-        return divide([one, found]) if power < 0 else found
+        product = reduce(lambda x, y: multiply([x, y]), factors) if factors else one
+        return divide([one, product]) if power < 0 else product
 
     return [_elementwise(out, operands, of)]
 
 
 def _clamped(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     """Entries between two others; the upper ones, where these are below the lower ones."""
-    (out,) = equation.outvars
-    larger, smaller = (_named(name, out.aval.dtype, apply) for name in ("max", "min"))
+    out = equation.outvars[0]
+    larger, smaller = _named(apply, out.aval.dtype, "max", "min")
 
     def of(entries: Sequence[Any]) -> Any:
         least, x, most = entries
@@ -205,29 +215,29 @@ def _branches(apply: Code, equation: Any, operands: list[Entries]) -> list[Entri
     """All branches are evaluated, as under `jax.vmap`."""
     which, *rest = operands
     results = [evaluate(inner, rest, apply) for inner in equation.params["branches"]]
-    found = []
+    selected = []
     for out, *cases in zip(equation.outvars, *results, strict=True):
         select = operation("select_n", out.aval.dtype, out.aval.dtype, len(cases) + 1)
-        found.append(_elementwise(out, [which, *cases], partial(apply, select)))
-    return found
+        selected.append(_elementwise(out, [which, *cases], partial(apply, select)))
+    return selected
 
 
 def _between_two(apply: Code, equation: Any) -> OfEntries:
     """The operation of two entries that a primitive like ``reduce_sum`` or ``cumsum`` repeats."""
-    own = equation.primitive.name.removeprefix("reduce_").removeprefix("cum")
-    return _named(
-        {"sum": "add", "prod": "mul"}.get(own, own), equation.outvars[0].aval.dtype, apply
-    )
+    name = equation.primitive.name.removeprefix("reduce_").removeprefix("cum")
+    name = {"sum": "add", "prod": "mul"}.get(name, name)
+    return _named(apply, equation.outvars[0].aval.dtype, name)[0]
 
 
 def _reduced(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     """A reduction, as a tree."""
     call = _between_two(apply, equation)
-    (operand,), axes = operands, tuple(equation.params["axes"])
-    _own(equation, operand.examples, axes)
-    kept = [axis for axis in range(operand.table.ndim) if axis not in axes]
-    examples = tuple(None if axis is None else kept.index(axis) for axis in operand.examples)
-    shape = own_shape(equation.outvars[0].aval.shape, examples)
+    (operand,) = operands
+    axes = tuple(equation.params["axes"])
+    _check_separate(equation, operand.examples, axes)
+    rest = other_axes(operand.table.ndim, axes)
+    examples = _placed(operand.examples, rest.index)
+    shape = example_shape(equation.outvars[0].aval.shape, examples)
     rows = np.moveaxis(operand.table, axes, range(-len(axes), 0)).reshape((*shape, -1))
     if not rows.shape[-1]:
         raise CannotFuse(f"{equation.primitive.name} reduces an axis of size 0")
@@ -243,8 +253,9 @@ def _tree(call: OfEntries, entries: list[Any]) -> Any:
 
 def _accumulated(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     call = _between_two(apply, equation)
-    (operand,), axis = operands, equation.params["axis"]
-    _own(equation, operand.examples, [axis])
+    (operand,) = operands
+    axis = equation.params["axis"]
+    _check_separate(equation, operand.examples, [axis])
     rows = np.moveaxis(np.array(operand.table), axis, 0)
     order = range(len(rows))[::-1] if equation.params["reverse"] else range(len(rows))
     for before, after in pairwise(order):
@@ -254,29 +265,29 @@ def _accumulated(apply: Code, equation: Any, operands: list[Entries]) -> list[En
 
 def _product(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     """A product as sums: ``[*batch, rows, 1, terms]`` times ``[*batch, 1, columns, terms]``."""
-    (out,), arranged = equation.outvars, list[Entries]()
+    (out,) = equation.outvars
     dtype, rank = out.aval.dtype, out.aval.ndim
+    arranged: list[Entries] = []
     working = dtype if np.issubdtype(dtype, np.integer) else np.dtype(np.float32)
     numbers = zip(equation.invars, operands, *equation.params["dimension_numbers"], strict=True)
-    for variable, operand, own, shared in numbers:
-        _own(equation, operand.examples, own)
-        free = [axis for axis in range(operand.table.ndim) if axis not in (*own, *shared)]
+    for variable, operand, summed, shared in numbers:
+        _check_separate(equation, operand.examples, summed)
+        free = other_axes(operand.table.ndim, summed, shared)
         start = rank - len(free) if arranged else len(shared)
         after = [*range(len(shared)), *range(start, start + len(free))]
         place = dict(zip((*shared, *free), after, strict=True))
         cast = partial(apply, convert(variable.aval.dtype, working))
-        table = _of_each(cast, operand.table).transpose((*shared, *free, *own))
+        table = _of_each(cast, operand.table).transpose((*shared, *free, *summed))
         table = table.reshape((*table.shape[: len(after)], -1))
-        ones = [axis for axis in range(rank) if axis not in after]
-        examples = tuple(None if axis is None else place[axis] for axis in operand.examples)
-        arranged.append(Entries(np.expand_dims(table, ones), examples))
+        table = np.expand_dims(table, other_axes(rank, after))
+        arranged.append(Entries(table, _placed(operand.examples, place.__getitem__)))
     tables, examples = _together(arranged, rank + 1)
-    shape = own_shape(out.aval.shape, examples)
+    shape = example_shape(out.aval.shape, examples)
     terms = tables[0].shape[-1]
     if not terms:
         raise CannotFuse("a product has no terms")
     left, right = (np.broadcast_to(x, (*shape, terms)) for x in tables)
-    multiply, add = (_named(name, working, apply) for name in ("mul", "add"))
+    multiply, add = _named(apply, working, "mul", "add")
     chains = min(-(-limits.SUMS * apply.threads // math.prod(shape)), terms)
     sums = [_of_each(multiply, left[..., k], right[..., k]) for k in range(chains)]
 
@@ -296,7 +307,8 @@ def _product(apply: Code, equation: Any, operands: list[Entries]) -> list[Entrie
 
 def _cut(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     """A dynamic slice from indices that are known."""
-    (array, *starts), cuts = operands, []
+    array, *starts = operands
+    cuts = []
     sizes = zip(equation.params["slice_sizes"], equation.invars[0].aval.shape, strict=True)
     for start, (size, full) in zip(starts, sizes, strict=True):
         index = start.table[()] if size < full else 0
@@ -307,34 +319,34 @@ def _cut(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     return _rearranged(equation, [array], lambda _, arrays: [arrays[0][tuple(cuts)]])
 
 
-def _moved(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
+def _by_numpy(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     return _rearranged(equation, operands, primitive(equation).numpy)
 
 
 def _rearranged(equation: Any, operands: list[Entries], rule: Any) -> list[Entries]:
     """A move of entries: the examples are where the same move puts their numbers."""
     shapes = [x.aval.shape for x in equation.invars[: len(operands)]]
-    entries = {id(x): x for each in operands for x in each.table.flat}
-    numbers = [_numbered(each.table) for each in operands]
-    tables = rule(equation, list(map(np.broadcast_to, numbers, shapes)))
-    along: list[list[int | None]] = [[] for _ in tables]
-    for axes in zip(*(each.examples for each in operands), strict=True):
+    tables = [x.table for x in operands]
+    entries = {id(x): x for x in chain(*map(np.ravel, tables))}
+    numbers = rule(equation, list(map(np.broadcast_to, map(_numbered, tables), shapes)))
+    along: list[list[int | None]] = [[] for _ in numbers]
+    for axes in zip(*(x.examples for x in operands), strict=True):
         sizes = {shape[axis] for shape, axis in zip(shapes, axes, strict=True) if axis is not None}
         places = rule(equation, list(map(_places, shapes, axes)))
-        for examples, each in zip(along, places, strict=True):
-            examples.append(_axis_of(equation, each, sizes))
+        for examples, of_result in zip(along, places, strict=True):
+            examples.append(_axis_of(equation, of_result, sizes))
     results = []
-    for table, examples in zip(tables, along, strict=True):
-        own = _narrowed(np.asarray(table), tuple(examples))
-        found = table_of([entries[x] for x in own.flat], own.shape)
-        results.append(Entries(found, tuple(examples)))
+    for of_result, axes in zip(numbers, map(tuple, along), strict=True):
+        narrowed = _narrowed(np.asarray(of_result), axes)
+        table = table_of([entries[x] for x in narrowed.flat], narrowed.shape)
+        results.append(Entries(table, axes))
     return results
 
 
 def _places(shape: tuple[int, ...], axis: int | None) -> np.ndarray:
     """For each entry of an array the example that it is of, along one batch axis; -1 if of all."""
-    own = -1 if axis is None else np.indices(shape, sparse=True)[axis]
-    return np.broadcast_to(own, shape)
+    places = -1 if axis is None else np.indices(shape, sparse=True)[axis]
+    return np.broadcast_to(places, shape)
 
 
 def _axis_of(equation: Any, places: np.ndarray, sizes: set[int]) -> int | None:
@@ -356,7 +368,7 @@ RULES: dict[str, Callable[[Code, Any, list[Entries]], list[Entries]]] = {
     "clamp": _clamped,
     "reduction": _reduced,
     "cumulative": _accumulated,
-    "move": _moved,
+    "move": _by_numpy,
     "elementwise": _computed,
 }
 """By the name of a primitive, or by its kind."""

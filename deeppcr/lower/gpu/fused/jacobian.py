@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.entries import table_of
 from deeppcr.lower.gpu.fused.operations import Code
 from deeppcr.lower.gpu.fused.step import FusedStep, flat
+from deeppcr.lower.steps import types_of
 from deeppcr.programs.cut_first import apply
 
 
@@ -30,24 +30,24 @@ def linearised(step: FusedStep, threads: int) -> tuple[Code, np.ndarray, list[np
     columns = []
     for unit in np.eye(step.width, dtype=np.float32):
         parts = zip(state, np.split(unit, ends), strict=True)
-        tangents = [x._replace(table=table_of(list(own), x.table.shape)) for x, own in parts]
+        tangents = [x._replace(table=table_of(list(part), x.table.shape)) for x, part in parts]
         columns.append(_joined(step.evaluated(derivative, [*operands, *tangents], code)))
     return code, _joined(values), columns
 
 
 def _derivative(step: FusedStep) -> Any:
     """The program ``(*state, *input, *captured, *tangents of the state) -> tangents``, closed."""
-    count, program = step.states, flat(step.program)
-    program = program._replace(outvars=program.outvars[:count])
-    avals = [abstract(x.aval) for x in program.invars]
+    count = step.states
+    program = flat(step.program)._replace(outvars=step.program.outvars[:count])
+    avals = types_of(program.invars)
 
     def tangents(*operands: Any) -> Leaves:
         state, rest = operands[:count], operands[count : len(avals)]
-        after = lambda *state: apply(program, [*state, *rest])  # noqa: E731
-        return jax.jvp(after, state, operands[len(avals) :])[1]
+        moving = operands[len(avals) :]
+        return jax.jvp(lambda *state: apply(program, [*state, *rest]), state, moving)[1]
 
     return jax.make_jaxpr(tangents)(*avals, *avals[:count])
 
 
 def _joined(tables: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([table.ravel() for table in tables])
+    return np.concatenate(list(map(np.ravel, tables)))

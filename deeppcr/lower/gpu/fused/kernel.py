@@ -11,7 +11,7 @@ from string import Template
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.lanes import slots
-from deeppcr.lower.gpu.fused.memory import arrays_of, assigned, block, entered
+from deeppcr.lower.gpu.fused.memory import Array, arrays_of, assigned, block, entered
 from deeppcr.lower.gpu.fused.recurring import CudaKernel
 from deeppcr.lower.gpu.fused.step import FusedStep
 
@@ -76,39 +76,40 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> CudaKernel:
     most = min(limits.STEPS_AHEAD, limits.ENTRIES_AHEAD // max(read, 1), at_once)
     ahead = max(1, min(most, length))
     whole = length // ahead * ahead
-    is_read = [x for x in inputs if x.places and read <= limits.MAX_STEP_AHEAD]
-    again = [x for x in captured if x.places and not any(x.examples)]
-    if sum(len(x.places) for x in again) <= limits.CAPTURED:
-        again = []
+    prefetched = [x for x in inputs if x.places and read <= limits.MAX_STEP_AHEAD]
+    reread = [x for x in captured if x.places and not any(x.examples)]
+    if sum(len(x.places) for x in reread) <= limits.CAPTURED:
+        reread = []
 
-    held, macros = [], []
+    macros, declarations = [], []
     for j, x in enumerate(captured, middle):
-        if x in again:
+        if x in reread:
             macros += [f"#define r{j}_{k} {text}" for k, text in enumerate(x.loads(False))]
         else:
-            held += x.declared(j, x.loads(False))
-    statements = [x.begin(" + nothing()") for x in again]
-    for j, x in enumerate(operands[:middle]):
-        kept = j < end or x in is_read
-        statements += x.declared(j, x.kept("z" if j < end else "x") if kept else x.loads(True))
+            declarations += x.declared(j, x.loads(False))
+    statements = [x.begin(" + nothing()") for x in reread]
+    for j, z in enumerate(states):
+        statements += z.declared(j, z.fields("z"))
+    for j, x in enumerate(inputs, end):
+        statements += x.declared(j, x.fields("x") if x in prefetched else x.loads(True))
     statements += lanes.lines
-    for x, after in zip(states, lanes.results[:end], strict=True):
-        statements += assigned(x.kept("z"), after)
-    for y, found in zip(outputs, lanes.results[end:], strict=True):
-        statements += y.writes(found, True)
+    for z, entries in zip(states, lanes.results[:end], strict=True):
+        statements += assigned(z.fields("z"), entries)
+    for y, entries in zip(outputs, lanes.results[end:], strict=True):
+        statements += y.writes(entries, True)
 
     threads = limits.WARP if step.threads <= limits.BLOCK_IS_WARP else limits.BLOCK
     text = TEXT.substitute(
         at=f"({length - 1} - (l))" if reverse else "(l)",
-        read=block(assigned(x.kept("x"), x.loads(True)) for x in is_read),
+        read=block(assigned(x.fields("x"), x.loads(True)) for x in prefetched),
         step=block([statements]),
-        state=" ".join(x.registers() for x in states),
-        inputs=" ".join(x.registers() for x in is_read),
+        state=" ".join(map(Array.registers, states)),
+        inputs=" ".join(map(Array.registers, prefetched)),
         pointers=pointers,
         macros="\n".join(macros),
-        begin=block([begin, lanes.begin, held]),
-        first=block(assigned(x.kept("z"), x.loads(False)) for x in states),
-        last=block(y.writes(x.kept("z"), False) for y, x in zip(last, states, strict=True)),
+        begin=block([begin, lanes.begin, declarations]),
+        first=block(assigned(x.fields("z"), x.loads(False)) for x in states),
+        last=block(y.writes(x.fields("z"), False) for y, x in zip(last, states, strict=True)),
         lanes=lanes.count,
         shared=" ".join(lanes.shared),
         threads=threads,

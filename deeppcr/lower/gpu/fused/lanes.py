@@ -10,7 +10,8 @@ it is.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -57,45 +58,45 @@ def sides_of(
             elif len(side) == 1 < count and level:
                 of_all[kinds[side[0]]][side[0]] = None
             else:
-                of_each[next(kinds.get(x, x) for x in side if x)].append(side)
+                of_each[next(kinds.get(x, x) for x in present(side))].append(side)
         del waiting[level]
         sides = []
-        for own in of_each.values():
-            for whole, members in _merged(own).items():
+        for alike in of_each.values():
+            for whole, members in _merged(alike).items():
                 sides.append(whole)
                 merged |= dict.fromkeys(members, whole)
         for same in of_all.values():
-            if len(same) > 1 and sum(costs[x] for x in same) >= WORTH:
+            if len(same) > 1 and sum(map(costs.__getitem__, same)) >= WORTH:
                 ordered = sorted(same, key=lambda x: x.number)
-                shared = list(map(side_of, slots(ordered, count)))
-                source |= {x: side for side in shared for x in side}
-                sides += shared
+                for side in map(side_of, slots(ordered, count)):
+                    source |= dict.fromkeys(side, side)
+                    sides.append(side)
             else:
                 sides += [(x,) for x in same]
         needed |= dict.fromkeys(sides)
-        wait(part for side in sides for part in parts_of(side))
+        wait(chain.from_iterable(map(parts_of, sides)))
     return sorted(needed, key=_number), merged, source
 
 
 def slots(entries: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
     """Entries side by side, of ``count`` lanes; the last lanes may repeat the last entry."""
     groups = (tuple(entries[k : k + count]) for k in range(0, len(entries), count))
-    return [each + each[-1:] * (count - len(each)) for each in groups]
+    return [group + group[-1:] * (count - len(group)) for group in groups]
 
 
 def _merged(sides: list[Side]) -> dict[Side, list[Side]]:
     """Sides that are one kind of function, those in one that leave room for each other."""
     merged: dict[Side, list[Side]] = {}
     for side in sorted(sides, key=lambda side: side.count(None)):
-        found = side
-        own = [side]
+        whole = side
+        members = [side]
         for other in merged if None in side else ():
             pairs = list(zip(side, other, strict=False))
             if len(side) == len(other) and all(x == y or not (x and y) for x, y in pairs):
-                found = tuple(x or y for x, y in pairs)
-                own += merged.pop(other)
+                whole = tuple(x or y for x, y in pairs)
+                members += merged.pop(other)
                 break
-        merged.setdefault(found, []).extend(own)
+        merged.setdefault(whole, []).extend(members)
     return merged
 
 
@@ -108,26 +109,36 @@ def kind_of(entry: Value | str) -> tuple[Any, ...]:
     return entry.register, entry.text, len(entry.operands)
 
 
+def present(entries: Iterable[Any]) -> list[Any]:
+    """Those of the entries that are not just anything."""
+    return [x for x in entries if x is not None]
+
+
+def values_of(entries: Iterable[Any]) -> list[Value]:
+    """Those of the entries that are variables, and no numbers."""
+    return [x for x in entries if isinstance(x, Value)]
+
+
 def side_of(entries: Sequence[Entry]) -> Side:
     """These entries, or the one that lanes have together."""
-    known = [x for x in entries if x is not None]
-    is_same = len({*known}) == 1 and (len(known) > 1 or isinstance(known[0], str))
-    return tuple(known[:1] if is_same or len(entries) == 1 else entries)
+    members = present(entries)
+    is_same = len({*members}) == 1 and (len(members) > 1 or isinstance(members[0], str))
+    return tuple(members[:1] if is_same or len(entries) == 1 else entries)
 
 
 def kinds_of(side: Side) -> list[tuple[Any, ...]]:
     """The kinds of the entries of a side: `kind_of`."""
-    return list(dict.fromkeys(kind_of(x) for x in side if x is not None))
+    return list(dict.fromkeys(map(kind_of, present(side))))
 
 
 def parts_of(side: Side) -> list[Side]:
     """What a side is made of: its operands, or sides of one kind each."""
     if len(kinds := kinds_of(side)) > 1:
-        return [_of_kind(side, kind) for kind in kinds]
-    known = next(x for x in side if x is not None)
-    count = 0 if isinstance(known, str) else len(known.operands)
+        return list(map(partial(_of_kind, side), kinds))
+    first = present(side)[0]
+    count = 0 if isinstance(first, str) else len(first.operands)
     operands = [x.operands if isinstance(x, Value) else (None,) * count for x in side]
-    return [side_of(each) for each in zip(*operands, strict=True)]
+    return list(map(side_of, zip(*operands, strict=True)))
 
 
 def _of_kind(side: Side, kind: tuple[Any, ...]) -> Side:
@@ -137,13 +148,13 @@ def _of_kind(side: Side, kind: tuple[Any, ...]) -> Side:
 
 def filled(entries: Sequence[Any]) -> list[Any]:
     """The entries, with that of the lane before in place of None."""
-    last = next(x for x in entries if x is not None)
+    last = present(entries)[0]
     return [last := last if x is None else x for x in entries]
 
 
 def _number(side: Side) -> int:
     """A side is written after those of smaller numbers."""
-    return max((x.number for x in side if isinstance(x, Value)), default=-1)
+    return max((x.number for x in values_of(side)), default=-1)
 
 
 def _described(values: Iterable[Value]) -> tuple[dict[Any, int], dict[Any, int], dict[Any, int]]:
@@ -153,15 +164,15 @@ def _described(values: Iterable[Value]) -> tuple[dict[Any, int], dict[Any, int],
     costs: dict[Any, int] = {}
     numbers: dict[Any, int] = {}
     for x in values:
-        inner = [y for y in x.operands if isinstance(y, Value)]
+        inner = values_of(x.operands)
         levels[x] = max((1 + levels[y] for y in inner), default=0)
         structure = kind_of(x), *(kinds.get(y, -1) for y in x.operands)
         kinds[x] = numbers.setdefault(structure, len(numbers))
-        costs[x] = x.instructions + sum(costs[y] for y in inner)
+        costs[x] = x.instructions + sum(map(costs.__getitem__, inner))
     return levels, kinds, costs
 
 
-Known = tuple[str, float]  # an expression of C, and the operations that it waits for
+Expression = tuple[str, float]  # of C, and the operations that it waits for
 
 
 class Lanes:
@@ -203,15 +214,14 @@ class Lanes:
         self._lines: list[str] = []
         self._declared: dict[tuple[str, str], str] = {}  # names by type and expression
         self._names: dict[Side | int, str] = {}  # in shared memory; a number is that of a state
-        self._known: dict[Side, Known] = {}
+        self._expressions: dict[Side, Expression] = {}
         self._sizes = Counter(x.place[0] for x in code.values if x.place)
-        every = (side for own in results for side in own)
-        ordered, self._merged, self._source = sides_of(every, code.values, count)
+        sides = chain.from_iterable(results)
+        ordered, self._merged, self._source = sides_of(sides, code.values, count)
         for side in ordered:
             self._written(side)
-        known = [list(map(self._written, own)) for own in results]
-        self.results = [[text for text, _ in own] for own in known]
-        self.latency = max(waits for own in known for _, waits in own)
+        self.results = list(map(self._texts, results))
+        self.latency = max(self._written(side)[1] for side in chain(*results))
         self.lines = self._sharing() + self._lines
 
     @property
@@ -226,45 +236,46 @@ class Lanes:
             return str(indices[0])
         last = int(steps.nonzero()[0][-1]) + 1
         if np.unique(steps[:last]).size > 1:
-            return self._declare("int", chosen(list(map(str, indices))))
-        own = "lane"
-        if last < len(steps):
-            own = self._declare("int", f"lane < {last} ? lane : {last}")
-        return f"{indices[0]} + {own} * {steps[0]}"
+            return self._declare("int", by_lane(list(map(str, indices))))
+        text = f"lane < {last} ? lane : {last}"
+        number = self._declare("int", text) if last < len(steps) else "lane"
+        return f"{indices[0]} + {number} * {steps[0]}"
 
     def _declare(self, register: str, text: str) -> str:
         """The name of a variable of this type with the value of an expression."""
         return self._declared.setdefault((register, text), f"{self._name}_{len(self._declared)}")
 
-    def _written(self, side: Side) -> Known:
+    def _written(self, side: Side) -> Expression:
         """A side, after its statement."""
         side = self._merged.get(side, side)
-        if side not in self._known:
-            self._known[side] = self._write(side)
-        return self._known[side]
+        if side not in self._expressions:
+            self._expressions[side] = self._write(side)
+        return self._expressions[side]
 
-    def _write(self, side: Side) -> Known:
-        values = [x for x in side if isinstance(x, Value)]
+    def _texts(self, sides: list[Side]) -> list[str]:
+        return [self._written(side)[0] for side in sides]
+
+    def _write(self, side: Side) -> Expression:
+        values = values_of(side)
         if not values:
             numbers = filled(side)
-            known = self._declare(_type(numbers), chosen(numbers)) if side[1:] else numbers[0]
-            return known, NEVER
+            text = self._declare(_type(numbers), by_lane(numbers)) if side[1:] else numbers[0]
+            return text, NEVER
         first, kinds = values[0], kinds_of(side)
         if len(side) == 1 and self._source.get(first, side) != side:
             return self._receive(first)
         if len(kinds) == 1 and first.place:
             return self._read(first, side)
-        parts = list(map(self._written, parts_of(side)))
-        texts = [text for text, _ in parts]
-        waits = max(before for _, before in parts)
+        texts, of_parts = zip(*map(self._written, parts_of(side)), strict=True)
+        waits = max(of_parts)
         if len(kinds) > 1:
             choices = len(kinds) - 1
-            text = chosen(filled([x and texts[kinds.index(kind_of(x))] for x in side]))
+            text = by_lane(filled([x and texts[kinds.index(kind_of(x))] for x in side]))
             return self._line(first.register, text, choices, waits + choices)
         text = first.text.format(*texts)
         return self._line(first.register, text, first.instructions, waits + first.latency)
 
-    def _line(self, register: str, text: str, instructions: int, waits: float) -> Known:
+    def _line(self, register: str, text: str, instructions: int, waits: float) -> Expression:
         self.instructions += instructions
         if self.instructions > limits.MAX_INSTRUCTIONS:
             raise CannotFuse(f"a step has more than {limits.MAX_INSTRUCTIONS} instructions")
@@ -272,12 +283,11 @@ class Lanes:
         self._lines.append(f"const {register} {name} = {text};")
         return name, waits
 
-    def _read(self, first: Value, side: Side) -> Known:
+    def _read(self, first: Value, side: Side) -> Expression:
         """Entries of an operand, of which one is the ``first``."""
         array, _ = first.place
-        own = [x.place[1] if isinstance(x, Value) else None for x in side]
-        indices = self._continued(own, array)
-        indices *= self.count // len(side)
+        places = [x.place[1] if isinstance(x, Value) else None for x in side]
+        indices = self._continued(places, array) * (self.count // len(side))
         reads = self.reads[array]
         is_state = array < self._states
         if not is_state and indices not in reads:
@@ -289,16 +299,15 @@ class Lanes:
 
     def _continued(self, indices: list[Any], array: int) -> tuple[int, ...]:
         """Indices of an operand, also for lanes that may have any: evenly spaced, if they can."""
-        known = [(lane, index) for lane, index in enumerate(indices) if index is not None]
-        (lane, start), (other, end) = known[0], known[-1]
-        step = (end - start) // max(other - lane, 1)
-        found = [start + (k - lane) * step for k in range(len(indices))]
-        is_even = all(found[lane] == index for lane, index in known)
-        if not is_even or min(found) < 0 or max(found) >= self._sizes[array]:
-            found = filled(indices)
-        return tuple(found)
+        lanes = [lane for lane, index in enumerate(indices) if index is not None]
+        first, last = lanes[0], lanes[-1]
+        step = (indices[last] - indices[first]) // max(last - first, 1)
+        even = [indices[first] + (lane - first) * step for lane in range(len(indices))]
+        is_even = all(even[lane] == indices[lane] for lane in lanes)
+        is_inside = min(even) >= 0 and max(even) < self._sizes[array]
+        return tuple(even if is_even and is_inside else filled(indices))
 
-    def _receive(self, value: Value) -> Known:
+    def _receive(self, value: Value) -> Expression:
         """A value of one lane."""
         side = self._source[value]
         text, waits = self._written(side)
@@ -320,18 +329,16 @@ class Lanes:
 
     def _sharing(self) -> list[str]:
         """The statements before a step: nothing is overwritten that another lane still reads."""
-        stores = [
-            f"{self._name}.{name}[{self.count * j} + lane] = r{k}_{j};"
-            for k, name in self._names.items()
-            if isinstance(k, int)
-            for j in range(len(self.reads[k]))
-        ]
-        others = any(isinstance(key, tuple) for key in self._names)
-        before = ["MEET"] * (bool(stores) != others)
+        stores = []
+        for key, name in self._names.items():
+            for j in range(len(self.reads[key]) if isinstance(key, int) else 0):
+                stores.append(f"{self._name}.{name}[{self.count * j} + lane] = r{key}_{j};")
+        has_results = any(isinstance(key, tuple) for key in self._names)
+        before = ["MEET"] * (bool(stores) != has_results)
         return [*before, *stores, *(["MEET"] if stores else [])]
 
 
-def chosen(texts: Sequence[str]) -> str:
+def by_lane(texts: Sequence[str]) -> str:
     """An expression of C: for each lane its own."""
     *runs, last = ((text, len([*group])) for text, group in groupby(texts))
     ends = np.cumsum([count for _, count in runs]).tolist()

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from deeppcr.lower.gpu.fused import limits
-from deeppcr.lower.gpu.fused.entries import Axes, own_shape
+from deeppcr.lower.gpu.fused.entries import Axes, example_shape
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import TYPES, Type, type_of
 from deeppcr.lower.gpu.fused.step import FusedStep
@@ -38,16 +39,16 @@ class Array(NamedTuple):
         if axes is None:
             return cls(name, TYPES["bool"], [], [], 0, const)
         shape = variable.aval.shape
-        own = tuple(map(slice, own_shape(shape, axes)))
-        places = np.arange(math.prod(shape)).reshape(shape)[own].ravel().tolist()
+        size = math.prod(shape)
+        first = tuple(map(slice, example_shape(shape, axes)))
+        places = np.arange(size).reshape(shape)[first].ravel().tolist()
         examples = [0 if axis is None else math.prod(shape[axis + 1 :]) for axis in axes]
-        kind, size = type_of(variable.aval.dtype), math.prod(shape)
-        return cls(name, kind, places, examples, size, const)
+        return cls(name, type_of(variable.aval.dtype), places, examples, size, const)
 
     def side_by_side(self, sides: Iterable[Sequence[int]], lanes: Lanes) -> Self:
         """What each of these lanes has, in place of the entries of an example."""
-        places = [lanes.index([int(self.places[k]) for k in side]) for side in sides]
-        return self._replace(places=places)
+        numbers = np.array(self.places, int)
+        return self._replace(places=[lanes.index(numbers[list(side)].tolist()) for side in sides])
 
     def declared(self, operand: int, texts: Iterable[str]) -> list[str]:
         """Declarations of what a lane reads of this operand, by these expressions."""
@@ -68,17 +69,17 @@ class Array(NamedTuple):
         """The declaration of the entries of an example."""
         return f"{self.type.register} {self.name}[{len(self.places)}];"
 
-    def kept(self, struct: str) -> list[str]:
+    def fields(self, struct: str) -> list[str]:
         """These entries, in registers."""
-        return [f"{struct}.{self.name}[{k}]" for k in range(len(self.places))]
+        return indexed(f"{struct}.{self.name}", range(len(self.places)))
 
     def loads(self, step: bool) -> list[str]:
         """The same, from memory: of the step ``at``, if it has steps."""
-        return [self.type.load.format(place) for place in self._memory(step)]
+        return list(map(self.type.load.format, self._memory(step)))
 
     def writes(self, entries: Sequence[str], step: bool) -> list[str]:
         """Statements that write these entries to memory."""
-        return assigned(self._memory(step), [self.type.store.format(x) for x in entries])
+        return assigned(self._memory(step), list(map(self.type.store.format, entries)))
 
     def _memory(self, step: bool) -> list[str]:
         at = f"(at) * {self.size} + " if step else ""
@@ -87,8 +88,8 @@ class Array(NamedTuple):
 
 def arrays_of(step: FusedStep) -> tuple[list[Array], list[Array]]:
     """Those that a step reads, and those that it writes."""
-    operands = [Array.of(f"a{k}", *each, "const ") for k, each in enumerate(step.operands)]
-    return operands, [Array.of(f"y{k}", *each) for k, each in enumerate(step.results)]
+    operands = [Array.of(f"a{k}", x, axes, "const ") for k, (x, axes) in enumerate(step.operands)]
+    return operands, [Array.of(f"y{k}", y, axes) for k, (y, axes) in enumerate(step.results)]
 
 
 def entered(
@@ -107,7 +108,12 @@ def entered(
         f"const {index} e{k} = example / {math.prod(sizes[k + 1 :])} % {size};"
         for k, size in enumerate(sizes)
     ]
-    return index, indices + [x.begin() for x in used], ", ".join(x.pointer() for x in used)
+    return index, [*indices, *map(Array.begin, used)], ", ".join(map(Array.pointer, used))
+
+
+def indexed(name: str, indices: Iterable[int], column: str = "") -> list[str]:
+    """Entries of an array of C; ``column``: a further index of all of them."""
+    return [f"{name}[{k}]{column}" for k in indices]
 
 
 def assigned(names: Sequence[str], entries: Sequence[str]) -> list[str]:
@@ -117,4 +123,4 @@ def assigned(names: Sequence[str], entries: Sequence[str]) -> list[str]:
 
 def block(statements: Iterable[Sequence[str]]) -> str:
     """Lines of C that are one for a preprocessor."""
-    return " \\\n  ".join(line for lines in statements for line in lines)
+    return " \\\n  ".join(chain.from_iterable(statements))

@@ -50,7 +50,7 @@ def obstacle() -> str:
     """Why the GPUs of this process run no kernels; empty if they do, or if there are no GPUs."""
     if not (devices := gpus()):  # of programs for another machine nothing is known
         return ""
-    if any(capability(device) < TURING for device in devices):
+    if min(map(capability, devices)) < TURING:
         return "kernels are for GPUs since Turing"
     return missing() or refused(devices[0])
 
@@ -89,10 +89,10 @@ def refused(device: Any) -> str:
     one = jax.ShapeDtypeStruct((1,), np.float32)
     trial = jax.jit(lambda x: launch(CudaKernel(TRIAL, 1, 1), [x], [one])[0])
     try:
-        (found,) = alone(device, lambda: np.asarray(trial(np.ones(1, np.float32))))
+        (result,) = alone(device, lambda: np.asarray(trial(np.ones(1, np.float32))))
     except Exception as error:  # whatever the driver or a later XLA says
         return f"XLA calls no kernel here ({error})"
-    return "" if found == 2 else "a kernel that XLA calls returns wrong results here"
+    return "" if result == 2 else "a kernel that XLA calls returns wrong results here"
 
 
 def alone(device: Any, trial: Callable[[], Any]) -> Any:
@@ -124,15 +124,17 @@ def launch(kernel: CudaKernel, operands: Sequence[Any], results: Sequence[Any]) 
         "block_z": 1,
         "shared_mem_bytes": 0,
     }
-    found = jax.ffi.ffi_call(TARGET, list(results), custom_call_api_version=4)(
-        *operands,
-        name=name,
-        kernel_type="ptx",
-        kernel_data=ptx(kernel.text, name, HOPPER if kernel.cluster > 1 else TURING),
-        output_indices=np.arange(len(results), dtype=np.int32) + len(operands),
-        **{name: np.int32(size) for name, size in sizes.items()},
+    call = jax.ffi.ffi_call(TARGET, list(results), custom_call_api_version=4)
+    return list(
+        call(
+            *operands,
+            name=name,
+            kernel_type="ptx",
+            kernel_data=ptx(kernel.text, name, HOPPER if kernel.cluster > 1 else TURING),
+            output_indices=np.arange(len(results), dtype=np.int32) + len(operands),
+            **{name: np.int32(size) for name, size in sizes.items()},
+        )
     )
-    return list(found)
 
 
 @cache
@@ -141,18 +143,18 @@ def ptx(text: str, name: str, architecture: int = TURING) -> str:
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
     source = (INSTRUCTIONS + text).encode()
     target = f"--gpu-architecture=compute_{architecture}".encode()
-    given = [*OPTIONS, target, f"--define-macro=kernel={name}".encode()]
-    options = (ctypes.c_char_p * len(given))(*given)
+    flags = [*OPTIONS, target, f"--define-macro=kernel={name}".encode()]
+    options = (ctypes.c_char_p * len(flags))(*flags)
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernel.cu", 0, None, None)
-    failed = nvrtc.nvrtcCompileProgram(program, len(given), options)
+    failed = nvrtc.nvrtcCompileProgram(program, len(flags), options)
     what = "ProgramLog" if failed else "PTX"
     getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
-    found = ctypes.create_string_buffer(size.value)
-    getattr(nvrtc, f"nvrtcGet{what}")(program, found)
+    output = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{what}")(program, output)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     if failed:
-        raise RuntimeError(f"NVRTC does not compile a kernel: {found.value.decode()}")
-    return readable(found.value.decode(), _driver())
+        raise RuntimeError(f"NVRTC does not compile a kernel: {output.value.decode()}")
+    return readable(output.value.decode(), _driver())
 
 
 def readable(text: str, newest: tuple[int, int] | None) -> str:
@@ -182,8 +184,8 @@ def _driver() -> tuple[int, int] | None:
 @cache
 def _library() -> Any:
     """NVRTC as jax for CUDA brings it; None without."""
-    found = importlib.util.find_spec("nvidia")
-    for folder in (found and found.submodule_search_locations) or ():
+    package = importlib.util.find_spec("nvidia")
+    for folder in (package and package.submodule_search_locations) or ():
         for file in Path(folder).glob("*/lib/libnvrtc.so.*"):
             for part in file.parent.glob("libnvrtc-builtins.so.*"):  # which it finds only if loaded
                 ctypes.CDLL(str(part))

@@ -5,6 +5,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -42,10 +43,14 @@ TYPES = {
     "float32": Type("float", "float"),
     "bfloat16": Type("unsigned short", "float", "from_bfloat16({})", "to_bfloat16({})"),
     "float16": Type("unsigned short", "float", "from_float16({})", "to_float16({})"),
-} | {
-    f"{prefix}int{bits}": Type(name, name)
-    for bits, word in ((8, "char"), (16, "short"), (32, "int"), (64, "long long"))
-    for prefix, name in (("", f"signed {word}"), ("u", f"unsigned {word}"))
+    "int8": Type("signed char", "signed char"),
+    "int16": Type("signed short", "signed short"),
+    "int32": Type("signed int", "signed int"),
+    "int64": Type("signed long long", "signed long long"),
+    "uint8": Type("unsigned char", "unsigned char"),
+    "uint16": Type("unsigned short", "unsigned short"),
+    "uint32": Type("unsigned int", "unsigned int"),
+    "uint64": Type("unsigned long long", "unsigned long long"),
 }
 
 
@@ -79,7 +84,7 @@ class Operation(NamedTuple):
 
 def _table(text: str) -> dict[str, str]:
     """Operations of the lines of a text, ``name: expression``, three spaces apart."""
-    entries = (entry.strip() for line in text.splitlines() for entry in line.split("   "))
+    entries = re.split(r"   +|\n", text.strip())
     return dict(entry.split(": ", 1) for entry in entries if entry)
 
 
@@ -95,8 +100,10 @@ FLOATS = _table("""
     logistic: lax_logistic({0})   tanh: lax_tanh({0})   sign: lax_sign({0})
     rem: fmodf({0}, {1})   atan2: atan2f({0}, {1})   pow: powf({0}, {1})
 """)
-OF_C = "acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor log log1p"
-OF_C += " rsqrt sin sinh sqrt tan"
+OF_C = """
+    acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor log log1p
+    rsqrt sin sinh sqrt tan
+"""
 FLOATS |= {name: f"{name}f({{0}})" for name in OF_C.split()}
 # What C leaves undefined is defined as in XLA: sums and products without a sign, as those with one
 # may overflow; quotients by 0 and of the smallest number by -1; shifts by the width and more.
@@ -136,14 +143,14 @@ def operation(name: str, operand: Any, result: Any, count: int = 1) -> Operation
     if name == "convert_element_type":
         return convert(operand, result)
     if name == "select_n":
-        *others, text = (f"{{{k}}}" for k in range(1, count))
-        for k, other in reversed([*enumerate(others)]):
-            text = f"{{0}} == {k} ? {other} : {text}"
+        text = f"{{{count - 1}}}"
+        for k in reversed(range(count - 2)):
+            text = f"{{0}} == {k} ? {{{k + 1}}} : {text}"
     else:
         table = FLOATS if jnp.issubdtype(operand, jnp.floating) else TABLES[operand.kind]
         text = table.get(name) or ANY.get(name, "")
-        text = text.replace("BITS", str(8 * operand.itemsize))
-        text = text.replace("WORD", register.partition(" ")[2])
+        bits, word = str(8 * operand.itemsize), register.partition(" ")[2]
+        text = text.replace("BITS", bits).replace("WORD", word)
         if register == "double":
             text = text.replace("fabsf", "fabs")
     if not text:
@@ -165,12 +172,12 @@ def convert(operand: Any, result: Any) -> Operation:
 def _truncated(before: str, result: Any, cast: str) -> str:
     """The integer of a floating number in a register of type ``before``."""
     ends = jnp.iinfo(result)
-    least, most = (spelled(result.type(end)) for end in (ends.min, ends.max))
+    least, most = map(spelled, (result.type(ends.min), result.type(ends.max)))
     if ends.bits == 32 and before == "float":
         return "to_int({0})" if ends.min else "to_unsigned({0})"
     if ends.bits < 32 and before == "float":
         return f"clipped(to_int({{0}}), {least}, {most})"
-    above, below = (spelled(np.float32(end)) for end in (ends.max + 1, ends.min))  # exact
+    above, below = map(spelled, (np.float32(ends.max + 1), np.float32(ends.min)))  # exact
     below_all = f"{{0}} == {{0}} ? {least} : 0" if ends.min else "0"
     return f"{{0}} >= {above} ? {most} : {{0}} > {below} ? {cast} : {below_all}"
 
@@ -221,20 +228,20 @@ class Code:
         self.instructions = 0
         self.folds = False
         self.values: list[Value] = []
-        self._known: dict[Any, Value] = {}
+        self._by_key: dict[Any, Value] = {}
 
     def read(self, place: tuple[int, int], dtype: Any) -> Value:
         """A variable with the value of an entry of an operand: see `Value`."""
         return self._add(register=type_of(dtype).register, place=place)
 
-    def _add(self, **known: Any) -> Value:
-        self.values.append(Value(len(self.values), **known))
+    def _add(self, **attributes: Any) -> Value:
+        self.values.append(Value(len(self.values), **attributes))
         return self.values[-1]
 
     def __call__(self, operation: Operation, entries: Sequence[Any]) -> Any:
         """The result of an operation."""
-        if self.folds and (known := _folded(operation, entries)) is not None:
-            return known
+        if self.folds and (folded := _folded(operation, entries)) is not None:
+            return folded
         text, entries = _with_numbers(operation, entries)
         kind = type_of(operation.dtype)
         if kind.store != "{}":
@@ -243,19 +250,19 @@ class Code:
             return entries[0]
         operands = tuple(map(in_c, entries))
         key = kind.register, text, operands
-        if key not in self._known:
+        if key not in self._by_key:
             self.instructions += operation.instructions
             most = limits.MAX_INSTRUCTIONS_OF_ALL if self.threads > 1 else limits.MAX_INSTRUCTIONS
             if self.instructions > most:
                 raise CannotFuse(f"a step has more than {most} instructions")
-            self._known[key] = self._add(
+            self._by_key[key] = self._add(
                 register=kind.register,
                 text=text,
                 operands=operands,
                 latency=operation.latency,
                 instructions=operation.instructions,
             )
-        return self._known[key]
+        return self._by_key[key]
 
 
 # Of a number that is neither -0 nor NaN: a GPU has an instruction for it (CUDA 13.0, 9.0).

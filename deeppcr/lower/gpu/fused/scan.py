@@ -63,8 +63,8 @@ def fused_scan(
     the first step takes the last entry of the inputs.
     """
     program = partial(_scan, step, reverse, length)
-    found = call(FusedScan(step, length, reverse), program, [*states, *inputs, *captured])
-    return found[: step.states], found[step.states :]
+    results = call(FusedScan(step, length, reverse), program, [*states, *inputs, *captured])
+    return results[: step.states], results[step.states :]
 
 
 def _scan(step: FusedStep, reverse: bool, length: int, *operands: Any) -> Leaves:

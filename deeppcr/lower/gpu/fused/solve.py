@@ -106,14 +106,17 @@ class FusedSolve(Recurring):
 
     def run(self, launch: Launch, results: Sequence[Any], operands: Sequence[Any]) -> Leaves:
         """See `Recurring`: by one kernel, after what is computed before it."""
-        states, found = results[:-OF_CHAINS], results[-OF_CHAINS:]
-        each = [jax.ShapeDtypeStruct((self.step.count,), x.dtype) for x in found]
-        *states, counted, reached, left = launch(
-            self.text, self.step.read(operands), [*states, *each]
-        )
-        shape = *found[0].shape, -1
-        iterations, prefix, residual = (x.reshape(shape) for x in (counted, reached, left))
-        return [*states, iterations.max(-1), prefix.min(-1), residual.max(-1)]
+        states, of_chains = results[:-OF_CHAINS], results[-OF_CHAINS:]
+        of_examples = [jax.ShapeDtypeStruct((self.step.count,), x.dtype) for x in of_chains]
+        types = [*states, *of_examples]
+        *states, iterations, prefix, residual = launch(self.text, self.step.read(operands), types)
+        shape = *of_chains[0].shape, -1
+        return [
+            *states,
+            iterations.reshape(shape).max(-1),
+            prefix.reshape(shape).min(-1),
+            residual.reshape(shape).max(-1),
+        ]
 
 
 def fused_solve(

@@ -8,7 +8,7 @@ one under which the program treats all examples alike is the right one, as every
 import dataclasses
 import math
 from collections.abc import Sequence
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Any, Self
 
 import jax
@@ -19,7 +19,7 @@ from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.apart import Apart
-from deeppcr.lower.gpu.fused.entries import Axes, Entries, evaluate, narrow, own_shape, table_of
+from deeppcr.lower.gpu.fused.entries import Axes, Entries, evaluate, example_shape, narrow, table_of
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code
 from deeppcr.programs.cut_first import apply
@@ -77,14 +77,16 @@ class FusedStep:
             CannotFuse: it has no kernel; the message says why.
         """
         apart = Apart.of_step(program, states)
-        ways: list[tuple[Apart | None, Shape]] = []
-        ways += [(None, shape) for shape in apart.entries(program)]
-        ways += [(apart, shape) for shape in apart.entries(apart.rest)]
-        ways += [(None, batch_shape), (apart, batch_shape)]
+        attempts: list[tuple[Apart | None, Shape]] = [
+            *product([None], apart.entries(program)),
+            *product([apart], apart.entries(apart.rest)),
+            (None, batch_shape),
+            (apart, batch_shape),
+        ]
         reasons = []
-        for way in ways:
+        for attempt in attempts:
             try:
-                return cls._of_examples(program, states, inputs, len(batch_shape), *way)
+                return cls._of_examples(program, states, inputs, len(batch_shape), *attempt)
             except CannotFuse as error:
                 reasons.append(error)
         raise reasons[-2]
@@ -119,12 +121,12 @@ class FusedStep:
         for k, variable in enumerate(variables):
             if not variable.aval.size and variable in used:
                 raise CannotFuse("an array that a step reads has no entries")
-            found = _possible(variable.aval.shape, batch)
+            places = _possible(variable.aval.shape, batch)
             if k < states:
-                found = found[:1]
+                places = places[:1]
             elif k >= states + inputs:
-                found = found[::-1]
-            choices.append(found if k < states or variable in used else [None])
+                places = places[::-1]
+            choices.append(places if k < states or variable in used else [None])
         reasons = []
         for examples in islice(product(*choices), limits.MAX_PLACES):
             step = cls(program, states, inputs, batch, batch_ndim, examples, apart=apart)
@@ -153,9 +155,9 @@ class FusedStep:
     def by(self, lanes: int) -> Self:
         """The same by so many threads."""
         step = dataclasses.replace(self, lanes=lanes)
-        found = step.divided()
-        latency = int(max(found.latency, 0))
-        return dataclasses.replace(step, instructions=found.instructions, latency=latency)
+        divided = step.divided()
+        latency = int(max(divided.latency, 0))
+        return dataclasses.replace(step, instructions=divided.instructions, latency=latency)
 
     def divided(self) -> Lanes:
         """The statements of each thread."""
@@ -170,7 +172,8 @@ class FusedStep:
 
     def mapped(self, size: int, moves: Sequence[bool]) -> tuple[Self, Leaves]:
         """The step of ``size`` examples, on axis 0 of what moves, and constants that it takes."""
-        program, end = flat(self.whole), len(self.whole.invars)
+        program = flat(self.whole)
+        end = len(self.whole.invars)
         avals = [
             abstract(x.aval, (size, *x.aval.shape)) if moving else abstract(x.aval)
             for x, moving in zip(program.invars, moves, strict=True)
@@ -178,11 +181,11 @@ class FusedStep:
         axes = [0 if moving else None for moving in moves]
         step = jax.vmap(lambda *operands: apply(program, operands), axes, axis_size=size)
         closed = jax.make_jaxpr(step)(*avals)
-        found = Program.of(closed)
-        constvars = [*found.invars[end:], *found.constvars]
-        found = found._replace(invars=found.invars[:end], constvars=constvars)
+        mapped = Program.of(closed)
+        constvars = [*mapped.invars[end:], *mapped.constvars]
+        mapped = mapped._replace(invars=mapped.invars[:end], constvars=constvars)
         batch = size, *program.invars[0].aval.shape[: self.batch_ndim]
-        new = self.of(found, self.states, end - self.states, batch)
+        new = self.of(mapped, self.states, end - self.states, batch)
         return new, constants_of(closed)
 
     def read(self, operands: Sequence[Any]) -> Leaves:
@@ -205,13 +208,11 @@ class FusedStep:
 
     def tables(self, code: Code, is_vector: bool = False) -> list[Entries]:
         """The operands of a step; ``is_vector``: whether all leaves of its state are one for C."""
-        sizes = self._sizes
-        if is_vector:
-            sizes = [self.width, *sizes[self.states :]]
-        places = iter([(j, k) for j, size in enumerate(sizes) for k in range(size)])
+        sizes = [self.width, *self._sizes[self.states :]] if is_vector else self._sizes
+        places = chain.from_iterable(product([j], range(size)) for j, size in enumerate(sizes))
         tables = []
         for variable, axes in self.operands:
-            shape, dtype = own_shape(variable.aval.shape, axes), variable.aval.dtype
+            shape, dtype = example_shape(variable.aval.shape, axes), variable.aval.dtype
             entries = [code.read(place, dtype) for place in islice(places, math.prod(shape))]
             tables.append(Entries(table_of(entries, shape), axes or (None,) * self.batches))
         return tables
@@ -222,13 +223,14 @@ class FusedStep:
         Raises:
             CannotFuse: they are not, or `evaluate` raises it.
         """
-        found, tables = evaluate(closed, operands, code), []
-        for k, (each, (variable, axes)) in enumerate(zip(found, self.results, strict=False)):
+        tables = []
+        results = evaluate(closed, operands, code)
+        for k, (result, (variable, axes)) in enumerate(zip(results, self.results, strict=False)):
             output = k - self.states
             name = f"output leaf {output}" if output >= 0 else f"state leaf {k}"
-            if each.examples not in (axes, (None,) * len(axes)):
+            if result.examples not in (axes, (None,) * len(axes)):
                 raise CannotFuse(f"an example takes the entries of another: {name}")
-            table, shape = narrow(each.table, axes), own_shape(variable.aval.shape, axes)
+            table, shape = narrow(result.table, axes), example_shape(variable.aval.shape, axes)
             if any(n not in (1, size) for n, size in zip(table.shape, shape, strict=True)):
                 raise CannotFuse(f"the step treats examples differently: {name}")
             tables.append(np.broadcast_to(table, shape))
@@ -242,7 +244,7 @@ class FusedStep:
     @property
     def _sizes(self) -> list[int]:
         """The number of entries of each operand, of one example."""
-        return [math.prod(own_shape(x.aval.shape, axes)) for x, axes in self.operands]
+        return [math.prod(example_shape(x.aval.shape, axes)) for x, axes in self.operands]
 
     @property
     def width(self) -> int:
@@ -292,10 +294,10 @@ def _check(program: Program, states: int, count: int) -> None:
 def _possible(shape: tuple[int, ...], batch_shape: tuple[int, ...]) -> list[Axes]:
     """Where the batch axes of an array may be, by its shape: first, the last of them, nowhere."""
     several = [k for k, size in enumerate(batch_shape) if size > 1]
-    found: list[Axes] = []
+    choices: list[Axes] = []
     for missing in range(len(batch_shape) + 1):
-        own, wanted = shape[: len(batch_shape) - missing], batch_shape[missing:]
-        if len(own) == len(wanted) and all(n in (1, m) for n, m in zip(own, wanted, strict=True)):
-            places = [k - missing for k in several]
-            found.append(tuple(k if k >= 0 and own[k] > 1 else None for k in places))
-    return list(dict.fromkeys(found))
+        sizes, batch = shape[: len(batch_shape) - missing], batch_shape[missing:]
+        if len(sizes) == len(batch) and all(n in (1, m) for n, m in zip(sizes, batch, strict=True)):
+            padded = [1] * missing + list(sizes)
+            choices.append(tuple(k - missing if padded[k] > 1 else None for k in several))
+    return list(dict.fromkeys(choices))

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import jax
@@ -29,13 +29,13 @@ from depth.jaxprs import Program, called, equations
 
 RANGES = (-1, 1), (0, 1)  # of random numbers: of positive ones there are roots and logarithms
 DRAWS = 2  # of each range
-MOVED = 3  # how often what a step reads is moved
+NUDGES = 3  # how often what a step reads is moved
 UNITS = 16  # in the last place, and as many times what results move by: rounding
 INTEGERS = 8  # below which integers are
 MOST = 1 << 23  # numbers in a trial, about
 PERIOD = 65521  # of random numbers, a prime: no axis repeats them
 
-_FOUND: dict[Any, str] = {}
+_FAULTS: dict[Any, str] = {}
 
 
 def fault(
@@ -54,18 +54,17 @@ def fault(
         results: their types.
         operands: states, inputs of all steps and captured arrays, or their types.
     """
-    states, inputs = kernel.step.states, len(kernel.step.whole.invars)
-    has_steps = [states <= k < inputs for k in range(len(operands))]
+    inputs = len(kernel.step.whole.invars)
+    has_steps = [kernel.step.states <= k < inputs for k in range(len(operands))]
     sizes = [math.prod(x.shape[has:]) for x, has in zip(operands[:inputs], has_steps, strict=False)]
     length = min(kernel.length, kernel.in_trial, max(2, MOST // sum(sizes)))
     short = dataclasses.replace(kernel, length=length)
     operands = _shortened(operands, has_steps, length)
     results = _shortened(results, kernel.have_steps(len(results)), length)
-    kinds = (*((x.shape, str(x.dtype)) for x in operands),)
-    key = launch, device, short.text, kinds
-    if key not in _FOUND:
-        _FOUND[key] = _tried(launch, device, short, results, operands)
-    return _FOUND[key]
+    key = launch, device, short.text, *((x.shape, str(x.dtype)) for x in operands)
+    if key not in _FAULTS:
+        _FAULTS[key] = _tried(launch, device, short, results, operands)
+    return _FAULTS[key]
 
 
 def _shortened(arrays: Sequence[Any], have_steps: Sequence[bool], length: int) -> list[Any]:
@@ -83,30 +82,30 @@ def _tried(
     by_xla = jax.jit(partial(_by_xla, kernel))
 
     @jax.jit
-    def by_kernel(given: Leaves) -> Leaves:
-        found = compress(kernel.run(launch, results, given), of_steps)
-        return list(found)[: kernel.step.states]
+    def by_kernel(operands: Leaves) -> Leaves:
+        trajectories = compress(kernel.run(launch, results, operands), of_steps)
+        return list(trajectories)[: kernel.step.states]
 
     def compared(draw: np.random.Generator, low: int, high: int) -> tuple[Leaves, Leaves, Leaves]:
         """Where states are wrong, they, and those of XLA."""
-        given = jax.device_put([_random(draw, low, high, x) for x in types], device)
-        found = by_kernel(given)
-        signs = draw.choice(np.array([-1, 1], np.float32), (1 + MOVED, PERIOD))
+        operands = jax.device_put([_random(draw, low, high, x) for x in types], device)
+        states = by_kernel(operands)
+        signs = draw.choice(np.array([-1, 1], np.float32), (1 + NUDGES, PERIOD))
         signs[0] = 0  # what it reads, as it is
-        moved = [by_xla(each, found, given) for each in jax.device_put([*signs], device)]
-        own, others = jax.device_get(found), jax.device_get(moved)
-        return _wrong(kernel, own, *others), own, others[0]
+        expected = [by_xla(row, states, operands) for row in jax.device_put([*signs], device)]
+        states, expected = jax.device_get((states, expected))
+        return _wrong(kernel, states, *expected), states, expected[0]
 
     def trial() -> str:
         for numbers in RANGES:
             wrong: Leaves = []
             for seed in range(DRAWS):
-                own, *states = compared(np.random.default_rng(seed), *numbers)
-                wrong = [a & b for a, b in zip(wrong or own, own, strict=True)]
-                if not any(each.any() for each in wrong):
+                of_draw, *states = compared(np.random.default_rng(seed), *numbers)
+                wrong = list(map(np.logical_and, wrong or of_draw, of_draw))
+                if not any(map(np.any, wrong)):
                     break
             else:
-                return _said(kernel, wrong, *states)
+                return _in_words(kernel, wrong, *states)
         return ""
 
     try:
@@ -118,8 +117,8 @@ def _tried(
 def _random(draw: np.random.Generator, low: int, high: int, x: Any) -> Any:
     """Random numbers of a type."""
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        seed, count = int(draw.integers(1 << 30)), math.prod(x.shape)
-        return jax.random.split(jax.random.key(seed, impl=_generator(x)), count).reshape(x.shape)
+        key = jax.random.key(int(draw.integers(1 << 30)), impl=_generator(x))
+        return jax.random.split(key, math.prod(x.shape)).reshape(x.shape)
     numbers: Any = draw.uniform(low, high, PERIOD)
     if x.dtype == bool:
         numbers = draw.uniform(size=PERIOD) < 0.5
@@ -130,39 +129,38 @@ def _random(draw: np.random.Generator, low: int, high: int, x: Any) -> Any:
 
 def _generator(keys: Any) -> Any:
     """The name of a generator of random numbers, by the type of its keys."""
-    found: list[Any] = []
-    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), keys)
-    return found[0]
+    names: list[Any] = []
+    jax.eval_shape(lambda keys: names.append(jax.random.key_impl(keys)), keys)
+    return names[0]
 
 
-def _by_xla(kernel: Recurring, signs: Array, found: Leaves, operands: Leaves) -> Leaves:
-    """All states, each from the one before it in ``found``; ``signs``: how what it reads moves."""
-    step, states = kernel.step, kernel.step.states
-    program = flat(in_full_precision(step.whole))
-    program = program._replace(outvars=program.outvars[:states])
-    unit = _unit(step.whole)
-    moved = [_moved(jnp.roll(signs, k), unit, x) for k, x in enumerate([*found, *operands])]
-    found, given = moved[:states], moved[states:]
+def _by_xla(kernel: Recurring, signs: Array, states: Leaves, operands: Leaves) -> Leaves:
+    """All states, each from the one before it in ``states``; ``signs``: how what it reads moves."""
+    whole = kernel.step.whole
+    count = kernel.step.states
+    program = flat(in_full_precision(whole))
+    program = program._replace(outvars=program.outvars[:count])
+    unit = _unit(whole)
+    nudged = [_nudged(jnp.roll(signs, k), unit, x) for k, x in enumerate([*states, *operands])]
+    states, operands = nudged[:count], nudged[count:]
     before = [
         jnp.concatenate([z[1:], first[None]] if kernel.reverse else [first[None], z[:-1]])
-        for z, first in zip(found, given, strict=False)
+        for z, first in zip(states, operands, strict=False)
     ]
-    count = len(step.whole.invars)
-    axes = [0 if k < count else None for k in range(len(given))]
-    after = jax.vmap(lambda *read: apply(program, read, _alone), axes)
-    found = after(*before, *given[states:])
-    return found
+    axes = [0 if k < len(whole.invars) else None for k in range(len(operands))]
+    after = jax.vmap(lambda *values: apply(program, values, _on_one_device), axes)
+    return list(after(*before, *operands[count:]))
 
 
-def _alone(equation: Any, operands: list[Any]) -> list[Any] | None:
+def _on_one_device(equation: Any, operands: list[Any]) -> list[Any] | None:
     """The results of an equation that names axes of `jax.shard_map`, or of a call that may."""
     if equation.primitive.name == "pvary":
         return operands
     inner = called(equation)
-    return None if inner is None else apply(inner, operands, _alone)
+    return None if inner is None else apply(inner, operands, _on_one_device)
 
 
-def _moved(signs: Array, unit: float, x: Array) -> Array:
+def _nudged(signs: Array, unit: float, x: Array) -> Array:
     """Numbers that a unit in the last place is added to, or taken from, by ``signs``."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
@@ -173,39 +171,40 @@ def _moved(signs: Array, unit: float, x: Array) -> Array:
 
 def _unit(program: Program) -> float:
     """The largest unit in the last place of 1 among the dtypes of a program."""
-    atoms = (x for each in equations(program) for x in (*each.invars, *each.outvars))
-    dtypes = {x.aval.dtype for x in (*program.invars, *atoms)}
+    atoms = chain.from_iterable((*x.invars, *x.outvars) for x in equations(program))
+    dtypes = {x.aval.dtype for x in chain(program.invars, atoms)}
     return max(float(jnp.finfo(x).eps) for x in dtypes if jnp.issubdtype(x, jnp.floating))
 
 
-def _wrong(kernel: Recurring, found: Leaves, expected: Leaves, *moved: Leaves) -> list[np.ndarray]:
+def _wrong(
+    kernel: Recurring, states: Leaves, expected: Leaves, *nudged: Leaves
+) -> list[np.ndarray]:
     """Where states differ from those of XLA by more than rounding."""
-    step = kernel.step
     wrong = []
-    program = step.whole
+    program = kernel.step.whole
     units = UNITS * (_unit(program) + own_rounding(program))
-    close = units + step.waits * float(jnp.finfo(np.float32).eps)
-    for leaves in zip(found, expected, *moved, strict=True):
-        own, right, *others = (np.asarray(x, np.float64) for x in leaves)
+    close = units + kernel.step.waits * float(jnp.finfo(np.float32).eps)
+    for leaves in zip(states, expected, *nudged, strict=True):
+        state, right, *nearby = np.stack(leaves).astype(np.float64)
         with np.errstate(all="ignore"):
             sizes = np.where(np.isfinite(right), np.abs(right), 0)
-            moves = np.max([np.abs(x - right) for x in others], axis=0)
+            moves = np.max(np.abs(np.subtract(nearby, right)), axis=0)
             most = close * (1 + sizes) + UNITS * moves + kernel.residual * sizes.max(0)
             is_finite = np.isfinite(right)
-            is_sure = np.all([np.isfinite(x) == is_finite for x in others], axis=0)
-            is_far = is_finite & ~(np.abs(own - right) <= most)
-            wrong.append(is_sure & ((np.isfinite(own) != is_finite) | is_far))
+            is_sure = np.all(np.isfinite(nearby) == is_finite, axis=0)
+            is_far = is_finite & ~(np.abs(state - right) <= most)
+            wrong.append(is_sure & ((np.isfinite(state) != is_finite) | is_far))
     return wrong
 
 
-def _said(kernel: Recurring, wrong: Leaves, found: Leaves, expected: Leaves) -> str:
+def _in_words(kernel: Recurring, wrong: Leaves, states: Leaves, expected: Leaves) -> str:
     """The first entry that is wrong, in words."""
     leaf = next(k for k, where in enumerate(wrong) if where.any())
     where = wrong[leaf]
     at = tuple(np.argwhere(where)[0].tolist())
     step = kernel.length - at[0] if kernel.reverse else at[0] + 1
-    own, right = (np.asarray(x[leaf][at], np.float64) for x in (found, expected))
+    state, right = float(states[leaf][at]), float(expected[leaf][at])
     return (
         f"{where.sum()} of {where.size} entries of state leaf {leaf} differ, such as "
-        f"{own:.6g} for {right:.6g} after step {step} of {kernel.length}"
+        f"{state:.6g} for {right:.6g} after step {step} of {kernel.length}"
     )

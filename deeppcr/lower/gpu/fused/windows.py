@@ -18,7 +18,7 @@ from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.jacobian import linearised
 from deeppcr.lower.gpu.fused.lanes import Lanes
-from deeppcr.lower.gpu.fused.memory import Array, arrays_of, assigned, block, entered
+from deeppcr.lower.gpu.fused.memory import Array, arrays_of, assigned, block, entered, indexed
 from deeppcr.lower.gpu.fused.operations import CannotFuse, spelled
 from deeppcr.lower.gpu.fused.recurring import CudaKernel
 from deeppcr.lower.gpu.fused.solve_text import TEXT
@@ -68,18 +68,16 @@ class Grid(NamedTuple):
     def of(cls, step: FusedStep, length: int, cluster: int, instructions: int = 1) -> Self:
         """That of a chain; ``instructions``: of a step and its derivative."""
         lanes = lanes_of(step)
-        side = 1
-        if step.width == 1 and step.count >= limits.MANY_EXAMPLES:
-            side = limits.SIDE_BY_SIDE
+        is_many = step.width == 1 and step.count >= limits.MANY_EXAMPLES
+        side = limits.SIDE_BY_SIDE if is_many else 1
         groups = -(-step.count // side)
         threads, most = limits.WINDOWS[step.width]
         abreast = side * lanes
         while threads > limits.WARP and threads // abreast >= 2 * length:
             threads //= 2
         ranks = 1
-        while 2 * ranks <= cluster and 2 * ranks * groups <= limits.PROCESSORS:
-            if ranks * threads // abreast >= length:
-                break
+        most_ranks = min(cluster, limits.PROCESSORS // groups)
+        while 2 * ranks <= most_ranks and ranks * threads // abreast < length:
             ranks *= 2
         needed = -(-length * abreast // (ranks * threads))
         steps = min(most, limits.WINDOW_INSTRUCTIONS // max(instructions, 1), needed)
@@ -114,7 +112,7 @@ def kernel_of(
         CannotFuse: there is none; the message says why.
     """
     operands, results = arrays_of(step)
-    states, others = operands[: step.states], operands[step.states :]
+    states, inputs = operands[: step.states], operands[step.states :]
     results = results[: step.states]  # as the outputs are
     width = step.width
     if width not in limits.WINDOWS:
@@ -124,21 +122,21 @@ def kernel_of(
     count = lanes_of(step)
     code, values, columns = linearised(step, count)
     lanes = Lanes(code, [values], 1, count, "evaluated")
-    both = Lanes(code, [values, *columns], 1, count, "linearised")
+    of_jacobian = Lanes(code, [values, *columns], 1, count, "linearised")
 
-    grid = Grid.of(step, length, cluster, both.instructions)
+    grid = Grid.of(step, length, cluster, of_jacobian.instructions)
     index, begin, pointers = entered(step, length, operands, results)
 
     def statements(lanes: Lanes) -> list[str]:
         """Of a step, or of its Jacobian, too."""
         slots = range(len(lanes.reads[0]))
         lines = [f"const float r0_{r} = (z)[{r}];" for r in slots]
-        for j, x in enumerate(others, 1):
-            own = x.side_by_side(lanes.reads[j], lanes)
-            lines += own.declared(j, own.loads(j <= step.inputs))
-        lines += lanes.lines + assigned([f"(f)[{r}]" for r in slots], lanes.results[0])
+        for j, x in enumerate(inputs, 1):
+            of_lane = x.side_by_side(lanes.reads[j], lanes)
+            lines += of_lane.declared(j, of_lane.loads(j <= step.inputs))
+        lines += lanes.lines + assigned(indexed("(f)", slots), lanes.results[0])
         for j, column in enumerate(lanes.results[1:]):
-            lines += assigned([f"(J)[{r}][{j}]" for r in slots], column)
+            lines += assigned(indexed("(J)", slots, f"[{j}]"), column)
         return lines
 
     text = TEXT.substitute(
@@ -147,16 +145,16 @@ def kernel_of(
         cluster=f"__cluster_dims__({grid.ranks}, 1, 1)" if grid.ranks > 1 else "",
         length=length,
         evaluated=" ".join(lanes.shared),
-        linearised=" ".join(both.shared),
+        linearised=" ".join(of_jacobian.shared),
         evaluate=block([statements(lanes)]),
-        linearise=block([statements(both)]),
+        linearise=block([statements(of_jacobian)]),
         write=block([_of_rows(results, lanes, lambda y, f: y.writes(f, True), "(f)")]),
         index=index,
         pointers=pointers,
         of_chains="int* counted, int* reached, float* left",
         examples=step.count,
         first="\n    ".join(_of_rows(states, lanes, lambda x, z: assigned(z, x.loads(False)), "z")),
-        begin="\n  ".join([*begin, *lanes.begin, *both.begin]),
+        begin="\n  ".join([*begin, *lanes.begin, *of_jacobian.begin]),
         at="(LENGTH - 1 - (l))" if reverse else "(l)",
         **{
             name: spelled(np.float32(getattr(criterion, name)))
@@ -176,15 +174,15 @@ def _of_rows(
     name: str,
 ) -> list[str]:
     """Statements of arrays whose entries are rows of a vector, of which each lane has some."""
-    lines, start = [], 0
+    lines = []
+    end = 0
     for k, x in enumerate(arrays):
-        end = start + len(x.places)
+        start, end = end, end + len(x.places)
         if lanes.count == 1:
-            lines += statements(x, [f"{name}[{r}]" for r in range(start, end)])
+            lines += statements(x, indexed(name, range(start, end)))
         else:
-            own = [min(max(lane, start), end - 1) - start for lane in range(lanes.count)]
+            side = [min(max(lane, start), end - 1) - start for lane in range(lanes.count)]
             cases = [f"lane >= {start}"] * (start > 0) + [f"lane < {end}"] * (k + 1 < len(arrays))
-            (line,) = statements(x.side_by_side([own], lanes), [f"{name}[0]"])
+            (line,) = statements(x.side_by_side([side], lanes), [f"{name}[0]"])
             lines.append(f"if ({' && '.join(cases)}) {line}" if cases else line)
-        start = end
     return lines
