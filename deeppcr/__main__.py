@@ -29,16 +29,12 @@ def versions() -> str:
     return f"{numbers}, {platform.platform()}\ndeeppcr in {ours}, depth in {beside}"
 
 
-def _summary() -> str:
-    """What the library is, in one sentence."""
-    return (deeppcr.__doc__ or "").replace("`", "")
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
+    summary = (deeppcr.__doc__ or "").replace("`", "")
     parser = argparse.ArgumentParser(
         prog="python -m deeppcr",
-        description=f"{_summary()} This is a library: import deeppcr.",
+        description=f"{summary} This is a library: import deeppcr.",
         epilog="python -m depth --help: the serial depth and the predicted time of a program.",
     )
     parser.add_argument(

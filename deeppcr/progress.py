@@ -37,11 +37,9 @@ class Reporter:
     def __call__(self, iteration: Array, prefix: Array, residual: Array) -> None:
         """After an iteration: the number of states that have converged, the residual."""
         done = min(int(prefix), self.length)  # there may be steps that only fill up a shard
-        if callable(self.progress):
-            self.progress(int(iteration), done, float(residual))
-        else:
-            counts = f"{done} of {self.length} steps"
-            _print(f"iteration {int(iteration)}: {counts}, residual {float(residual):.0e}")
+        counts = f"{done} of {self.length} steps"
+        line = f"iteration {int(iteration)}: {counts}, residual {float(residual):.0e}"
+        _tell(self.progress, line, int(iteration), done, float(residual))
 
 
 def report_end(progress: Progress, length: Any, run: Run) -> None:
@@ -55,10 +53,8 @@ def report_end(progress: Progress, length: Any, run: Run) -> None:
     def tell(method: Array, result: Array, iterations: Array, length: Array, *_: Array) -> None:
         if int(method) == SolvedBy.NEWTON and int(result) != Result.FINISHED_SEQUENTIALLY:
             return
-        if callable(progress):
-            progress(int(iterations), int(length), 0.0)
-        else:
-            _print(f"sequential: {int(length)} of {int(length)} steps")
+        line = f"sequential: {int(length)} of {int(length)} steps"
+        _tell(progress, line, int(iterations), int(length), 0.0)
 
     # Once the last state is known.
     last = [leaf.reshape(-1)[:1] for leaf in run.last if jnp.issubdtype(leaf.dtype, jnp.inexact)]
@@ -66,5 +62,9 @@ def report_end(progress: Progress, length: Any, run: Run) -> None:
     jax.debug.callback(tell, *numbers, *last)
 
 
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _tell(progress: bool | Function, line: str, *numbers: int | float) -> None:
+    """Call the user's function with the numbers, or print the line."""
+    if callable(progress):
+        progress(*numbers)
+    else:
+        print(line, file=sys.stderr, flush=True)

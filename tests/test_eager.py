@@ -152,6 +152,35 @@ def test_programs_alike_but_for_a_rule_are_told_apart():
     assert jnp.allclose(two, 2.0**6)
 
 
+SLOPE = 1.0  # a test changes it
+
+
+def slope():
+    return SLOPE
+
+
+@jax.custom_jvp
+def surrogate(x):
+    return x
+
+
+@surrogate.defjvp
+def _(primals, tangents):
+    return surrogate(*primals), slope() * tangents[0]
+
+
+def test_what_a_rule_reads_of_its_module_may_change(monkeypatch):
+    def gradient():
+        def step(z, x):
+            return surrogate(z) + x, None
+
+        return jax.grad(lambda z: deeppcr.scan(step, z, XS)[0].sum())(INIT)
+
+    assert jnp.allclose(gradient(), 1.0)
+    monkeypatch.setattr(f"{__name__}.SLOPE", 2.0)
+    assert jnp.allclose(gradient(), 2.0**6)
+
+
 @pytest.mark.usefixtures("_nothing_older")
 def test_no_array_of_the_users_is_kept():
     def call():

@@ -1,9 +1,10 @@
 """Signatures of parameters, constants and programs: equal only if the values certainly are."""
 
 import hashlib
+import inspect
 from abc import ABC, abstractmethod
 from functools import partial
-from types import FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import jax
@@ -58,7 +59,10 @@ class _Signature:
         except TypeError:
             self.reason = f"{type(value).__name__}, which has no hash"
             return (type(value), id(value))
-        if isinstance(value, FunctionType | partial) and not _is_of_jax(value):
+        # One of jax's modules, as those of random keys, never changes. One made at a call, also by
+        # jax, closes over its arguments.
+        is_fixed = _module(value) == "jax" and getattr(value, "__closure__", ()) is None
+        if isinstance(value, FunctionType | partial) and not is_fixed:
             self.reason = f"the function {getattr(value, '__qualname__', value)}"
         return (type(value), value)
 
@@ -115,7 +119,7 @@ class _Signature:
             self.reason = "a jax.custom_vjp with symbolic_zeros=True"
         try:
             return tuple((key, self._rule(named[key])) for key in sorted(named))
-        except (ValueError, RecursionError):  # a function of jax holds nothing yet, or itself
+        except (TypeError, ValueError, RecursionError):  # nothing yet in a cell, or itself
             self.reason = "a derivative rule"
             return id(equation)
 
@@ -133,7 +137,7 @@ class _Signature:
                 return (value.__code__, *(self._rule(cell.cell_contents) for cell in cells))
             if cells:
                 self.reason = f"the derivative rule {value.__qualname__}, which closes over values"
-            return value
+            return (value, self.of(_globals_read(value)))
         if hasattr(value, "transforms"):
             return self._rule((value.f, value.transforms))
         if isinstance(value, tuple | list):
@@ -152,12 +156,21 @@ class _Signature:
         return self.of(value.val if hasattr(value, "val") else value)
 
 
-def _is_of_jax(function: Any) -> bool:
-    """Whether it is a function of one of jax's modules, as those of random keys: it never changes.
-
-    A function made at a call, also by jax, closes over its arguments.
-    """
-    return _module(function) == "jax" and getattr(function, "__closure__", ()) is None
+def _globals_read(function: FunctionType) -> dict[str, Any]:
+    """The data that it reads from its module by name, as do functions there that it calls."""
+    known, read = function.__globals__, dict[str, Any]()
+    codes = [function.__code__]
+    for code in codes:  # grows
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        new = {name: known[name] for name in code.co_names if name in known and name not in read}
+        read |= new
+        called = filter(inspect.isfunction, map(inspect.unwrap, new.values()))
+        codes += [each.__code__ for each in called if each.__globals__ is known]
+    return {
+        name: value
+        for name, value in read.items()
+        if not callable(value) and not isinstance(value, ModuleType)
+    }
 
 
 def _module(value: Any) -> str:
