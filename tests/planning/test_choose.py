@@ -232,6 +232,13 @@ def test_gradients_are_summed_at_once_where_that_is_worth_compiling(
     assert choose_adjoint(of_zoo(kind, width, length, batch), None, "cpu").option == expected
 
 
+@pytest.mark.parametrize("sorted_", [jnp.sort, jnp.median])
+def test_gradients_of_steps_that_sort_are_left_to_jax_which_keeps_the_order(sorted_):
+    state, inputs = SHAPE((32,), "float32"), SHAPE((500, 32), "float32")
+    chain = traced(lambda z, x: (z + sorted_(jnp.tanh(z + x)), None), state, inputs, 500, 0)
+    assert choose_adjoint(chain, None, "cpu").option == Autodiff()
+
+
 @pytest.mark.parametrize(("length", "expected"), [(1024, Autodiff()), (1 << 20, SUMMED)])
 def test_gradients_of_small_loops_are_left_to_a_compiler_that_makes_one_function(
     length, expected, monkeypatch
