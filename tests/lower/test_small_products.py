@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deeppcr.lower.cpu.products import write_out
+from deeppcr.lower.cpu.products import is_small_product, write_out
 from deeppcr.lower.gpu.short_vectors import short_vectors
 from deeppcr.programs.cut_first import evaluate
 from tests.problems import assert_agree, normal, rounding
@@ -94,6 +94,14 @@ def at_once(spec):
         return short_vectors(closed, given)[0]
 
     return program
+
+
+@pytest.mark.parametrize(("size", "writes"), [(24, True), (32, False)])
+def test_of_products_with_one_vector_the_smallest_are_sums(size, writes):
+    matrix, vector = normal(0, size, size), normal(1, size)
+    for pair in ((matrix, vector), (vector, matrix)):
+        (product,) = jax.make_jaxpr(jax.lax.dot)(*pair).eqns
+        assert is_small_product(product) == writes
 
 
 @pytest.mark.parametrize(

@@ -197,10 +197,12 @@ def is_small_product(equation: Any) -> bool:
     """Whether an equation is a product that `write_out` writes out."""
     if not is_real_product(equation):
         return False
-    shape = equation.outvars[0].aval.shape
+    shape, sizes = equation.outvars[0].aval.shape, Sizes.of(equation)
     row = shape[-1] if shape else 1
     fills_no_vectors = limits.VECTOR // 2 < row < limits.LONG_ROW and row % limits.VECTOR
-    return is_small(Sizes.of(equation), BY_ENTRY if fills_no_vectors else IN_LOOP)
+    # XLA writes a loop that LLVM vectorises of a product with one vector, and calls no library.
+    is_of_vector = sizes.pieces == 1 and min(sizes.rows, sizes.columns) == 1
+    return is_small(sizes, BY_ENTRY if fills_no_vectors or is_of_vector else IN_LOOP)
 
 
 # For `evaluate`: the results of an equation of a loop body that is or contains a small product.
