@@ -29,7 +29,7 @@ from deeppcr.choose import (
 from deeppcr.linear import LinearSolver
 from deeppcr.newton import Newton
 from deeppcr.newton.guess import users_guess
-from deeppcr.newton.tolerance import is_number, tolerances
+from deeppcr.newton.method import is_number, tolerances
 from deeppcr.progress import report_end
 from deeppcr.sequential import Sequential
 from deeppcr.sharding import ChainSharding, find_sharding

@@ -4,7 +4,6 @@ method.py        the method: its options, and their resolution for one chain
 iteration.py     linearise, solve, check, repeat: the loop
 iterate.py       the state of that loop, its window, its progress, and the sequential fallback
 convergence.py   the convergence test, also used by the adjoint
-tolerance.py     an absolute tolerance for each step
 guess.py         the initial trajectory
 damping.py       `TrustRegion`, for chains that amplify differences
 acceleration.py  `Anderson`, for iterations that converge slowly

@@ -158,17 +158,18 @@ class _Signature:
 
 def _globals_read(function: FunctionType) -> dict[str, Any]:
     """The data that it reads from its module by name, as do functions there that it calls."""
-    known, read = function.__globals__, dict[str, Any]()
+    module = function.__globals__
+    values: dict[str, Any] = {}
     codes = [function.__code__]
     for code in codes:  # grows
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-        new = {name: known[name] for name in code.co_names if name in known and name not in read}
-        read |= new
-        called = filter(inspect.isfunction, map(inspect.unwrap, new.values()))
-        codes += [each.__code__ for each in called if each.__globals__ is known]
+        new = {name: module[name] for name in code.co_names if name in module.keys() - values}
+        values |= new
+        functions = filter(inspect.isfunction, map(inspect.unwrap, new.values()))
+        codes += [each.__code__ for each in functions if each.__globals__ is module]
     return {
         name: value
-        for name, value in read.items()
+        for name, value in values.items()
         if not callable(value) and not isinstance(value, ModuleType)
     }
 

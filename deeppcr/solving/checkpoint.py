@@ -25,7 +25,7 @@ from deeppcr.checks import describe
 from deeppcr.choose import AdjointOption, MethodOption
 from deeppcr.lower import scan_in_chunks
 from deeppcr.newton import Newton
-from deeppcr.newton.tolerance import is_number
+from deeppcr.newton.method import is_number
 from deeppcr.solution import Run, Stats
 
 Solve = Callable[[TracedChain, MethodOption, AdjointOption], Run]
