@@ -161,14 +161,18 @@ def option_tree(*names: str) -> Callable[[type[T]], type[T]]:
     A name, a number or a function in one of them is structure, as all other fields are: `jax.jit`
     compiles again for another one. What has been a leaf remains one, so any object may take its
     place, such as a batch axis: then the constructor, which checks options, does not run. A user's
-    call of the constructor raises `unknown_keyword`.
+    call of the constructor raises `unknown_keyword`. Subclasses are pytrees, too.
     """
 
-    def registered(kind: type[T]) -> type[T]:
-        kind.__init__ = suggests_arguments(kind.__init__)  # type: ignore[method-assign]
+    def register(kind: type[Any]) -> None:
         jax.tree_util.register_pytree_with_keys(
             kind, functools.partial(_flatten, names), functools.partial(_unflatten, kind)
         )
+
+    def registered(kind: type[T]) -> type[T]:
+        kind.__init__ = suggests_arguments(kind.__init__)  # type: ignore[method-assign]
+        kind.__init_subclass__ = classmethod(register)  # type: ignore[assignment]
+        register(kind)
         return kind
 
     return registered

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen, nnx
 
 from deeppcr import Adjoint
@@ -67,7 +68,8 @@ class RNN(nnx.RNN):
         find_method(method)  # check names before the first call
         find_adjoint(adjoint)
         super().__init__(cell, **options)
-        self.method, self.adjoint = method, adjoint
+        self.method = _attribute(method)
+        self.adjoint = _attribute(adjoint)
 
     def __call__(
         self,
@@ -129,3 +131,9 @@ class RNN(nnx.RNN):
             return found
 
         return run(self.cell)
+
+
+def _attribute(option: Any) -> Any:
+    """An option as an attribute of a module: flax asks for a mark on what holds arrays."""
+    holds = any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(option))
+    return nnx.data(option) if holds else option

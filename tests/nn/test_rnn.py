@@ -132,6 +132,16 @@ def test_a_cell_with_statistics_of_the_batch(method):
     same(cells[0].mean[...], cells[1].mean[...])
 
 
+def test_options_may_hold_arrays():
+    """A module with a method whose tolerances are an array, and an adjoint with a number for one."""
+    method = deeppcr.Newton(atol=jnp.full(TIME, 1e-6))
+    adjoint = deeppcr.Adjoint(linearize=deeppcr.Scalar(jnp.full(TIME, 0.2)))
+    layer = deeppcr.nn.RNN(cell_of("GRUCell"), method=method, adjoint=adjoint)
+    want = nnx.RNN(cell_of("GRUCell"))(XS)
+    same(nnx.jit(lambda layer: layer(XS))(layer), want)
+    same(nnx.merge(*nnx.split(layer))(XS), want)
+
+
 def test_the_blocks_are_those_of_one_sequence(monkeypatch):
     seen = []
 
