@@ -8,6 +8,7 @@ that chains need: slicing and concatenating along sharded axes. So programs run 
 the type `Auto`, and their results get the shardings that the caller expects.
 """
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -82,7 +83,7 @@ def on_one_device(x: Any) -> Any:
 
 def avals_of(atoms: Iterable[Any]) -> list[Any]:
     """The types of variables of a program."""
-    return [atom.aval for atom in atoms]
+    return list(map(operator.attrgetter("aval"), atoms))
 
 
 def of_step(x: Any) -> Any:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.arrays.avals import abstract, of_step
+from deeppcr.arrays.avals import abstract, avals_of, of_step
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
@@ -76,7 +76,7 @@ def differing(step: Step, size: int, axes: Axes, name: Any = None) -> list[bool]
     mapped axis, which has this ``name``. ``axes``: those of the examples in the initial state, the
     inputs, the captured arrays, and more.
     """
-    of_one = [x.aval for x in step.variables]
+    of_one = avals_of(step.variables)
     in_axes = [None if axis is None else 0 for axis in axes[: len(of_one)]]
     shapes = [
         abstract(aval, aval.shape if axis is None else (size, *aval.shape))

@@ -26,6 +26,7 @@ from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, extended
 from deeppcr.chain.trace import on_no_mesh
 from deeppcr.programs.cut_first import opened
+from deeppcr.programs.dependence import results_of
 from deeppcr.programs.terms import products_of
 from depth.counts import nbytes
 from depth.jaxprs import (
@@ -121,7 +122,7 @@ def _chosen(program: Program, states: int) -> list[Any]:
     states, inputs, constants, and what follows from the last two, which is computed at once.
     """
     following = moved_by(program, program.invars[:states])
-    results = [y for each in program.eqns for y in each.outvars if y in following]
+    results = [y for y in results_of(program.eqns) if y in following]
     keys = jax.dtypes.extended
     of_state = [y for y in results if not jax.dtypes.issubdtype(y.aval.dtype, keys)]
     tangents, values = _tangents(program, states, of_state)
@@ -139,8 +140,7 @@ def _chosen(program: Program, states: int) -> list[Any]:
         candidates.difference_update(*unequal)
     primals = len(program.invars) + len(program.constvars)
     kept = _together(sources, _read(tangents, primals, variables))
-    computed = (y for each in tangents.eqns for y in each.outvars)
-    return [variables[value] for value in computed if value in kept]
+    return [variables[value] for value in results_of(tangents.eqns) if value in kept]
 
 
 def _sources(
@@ -188,10 +188,8 @@ def _unequal(
     """The kept values that follow from what is computed again for the operands of an equation."""
     operands = list(read_by([equation]))
     kept = _together(sources, operands)
-    computed = [
-        y for each in needed(tangents, kept, operands) for y in each.outvars if y in by_state
-    ]
-    return kept & moved_by(tangents, computed)
+    computed = filter(by_state.__contains__, results_of(needed(tangents, kept, operands)))
+    return kept & moved_by(tangents, list(computed))
 
 
 def _read(tangents: Program, primals: int, values: Collection[Any]) -> set[Any]:
@@ -232,6 +230,6 @@ def _tangents(
     count = sum(ends)
     tangents = both._replace(outvars=both.outvars[:count])
     tangents = tangents._replace(eqns=live_equations(tangents))
-    computed = {y for each in tangents.eqns for y in each.outvars}
+    computed = set(results_of(tangents.eqns))
     pairs = zip(of_state, both.outvars[count:], strict=True)
     return tangents, {y: value for y, value in pairs if not is_literal(value) and value in computed}

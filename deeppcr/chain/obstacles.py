@@ -4,10 +4,11 @@ from typing import Any, NamedTuple
 
 from jax import export
 
-from deeppcr.arrays.avals import varying_axes
+from deeppcr.arrays.avals import avals_of, varying_axes
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.step import Step
+from deeppcr.programs.dependence import results_of
 from deeppcr.programs.effects import (
     couples_devices,
     drawn_alone,
@@ -34,7 +35,7 @@ def find_obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
 
 
 def _symbolic(step: Step, carry: Carry, arrays: Leaves) -> bool:
-    of_step = [atom.aval for equation in step.jaxpr.eqns for atom in equation.outvars]
+    of_step = avals_of(results_of(step.jaxpr.eqns))
     shapes = [getattr(array, "shape", ()) for array in (*arrays, *of_step)]
     return any(map(export.is_symbolic_dim, set[Any]().union(*shapes)))
 

@@ -12,10 +12,12 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 
+from deeppcr.arrays.avals import avals_of
 from deeppcr.arrays.state import Leaves, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, extended
 from deeppcr.programs.calls import without_unused
+from deeppcr.programs.dependence import results_of
 from depth.jaxprs import (
     Program,
     bind,
@@ -79,7 +81,7 @@ def _operands_pulled(equation: Any, reached: Sequence[bool]) -> Sequence[Any]:
         return equation.invars
     moves = floating(equation.invars)
     # As jax differentiates it: a loop, a branch, a function with a derivative rule.
-    avals = [x.aval for x in equation.invars]
+    avals = avals_of(equation.invars)
 
     def tangents(t: Leaves, primals: Leaves) -> Leaves:
         def results(*moving: Any) -> Leaves:
@@ -140,7 +142,7 @@ def step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int] = 
         # That of a loop which keeps values has not these outputs; it tells of examples alone.
         is_alike = example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars)
         program = _cut(step, *key)
-        computed = {y for each in program.eqns for y in each.outvars}
+        computed = set(results_of(program.eqns))
         smaller = dataclasses.replace(
             step,
             jaxpr=program,

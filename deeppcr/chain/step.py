@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from deeppcr.arrays.avals import varying_axes, with_weak_type
+from deeppcr.arrays.avals import avals_of, varying_axes, with_weak_type
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower import as_products, own_filters
 from deeppcr.programs.cut_first import Order, evaluate
@@ -170,7 +170,7 @@ class Step:
     @cached_property
     def varies(self) -> frozenset[str]:
         """The axes of `jax.shard_map` over which anything that it takes varies."""
-        return varying_axes([x.aval for x in self.variables])
+        return varying_axes(avals_of(self.variables))
 
     @property
     def varies_like_state(self) -> bool:
@@ -206,7 +206,7 @@ class Step:
             values = {id(x): x for x in jax.tree.leaves(pull)}
             return [x for key, x in values.items() if key not in there]
 
-        shapes = jax.eval_shape(kept, *self.separate([x.aval for x in self.variables]))
+        shapes = jax.eval_shape(kept, *self.separate(avals_of(self.variables)))
         return sum(x.size * x.dtype.itemsize for x in shapes)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.arrays.avals import abstract, is_weak, varying_axes
+from deeppcr.arrays.avals import abstract, avals_of, is_weak, varying_axes
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.step import Step
 from deeppcr.checks import describe, leaves_as_arrays, named_after
@@ -50,7 +50,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     states = state_tree.num_leaves
     program = Program.of(closed)
     end = len(program.outvars) - states
-    outputs = [y.aval for y in program.outvars[states:end]]
+    outputs = avals_of(program.outvars[states:end])
     step = Step(
         program._replace(outvars=program.outvars[:end]),
         states,
@@ -109,7 +109,7 @@ def _program(f: Callable[[Any, Any], Any], state: Any, inputs: Any) -> tuple[Any
 def _returned(closed: Any, states: int) -> Leaves:
     """The types of the state that the user's function has returned, in a `_program`."""
     outvars = without_constants(closed).outvars
-    return [variable.aval for variable in outvars[len(outvars) - states :]]
+    return avals_of(outvars[len(outvars) - states :])
 
 
 def _varying_alike(step: Step, captured: Leaves) -> tuple[Step, Leaves]:

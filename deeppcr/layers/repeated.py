@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import jax
@@ -86,12 +87,11 @@ class Repeated:
     def layers(self) -> list[Any]:
         """All layers, one by one; what steps share is one object."""
         made: dict[Any, Any] = {}
-        steps = ([array[step] for array in self.inputs] for step in range(self.length))
-        built = (
-            _build(self.code, zip(self._arrays(own), self.shared, strict=True), made)
-            for own in steps
-        )
-        return [layer for layers, _ in built for layer in layers]
+        layers: list[Any] = []
+        for step in range(self.length):
+            arrays = self._arrays([array[step] for array in self.inputs])
+            layers += _build(self.code, zip(arrays, self.shared, strict=True), made)[0]
+        return layers
 
     def _arrays(self, own: Sequence[Any]) -> list[Any]:
         source, pairs = iter(own), zip(self.arrays, self.shared, strict=True)
@@ -130,7 +130,7 @@ def stack_layers(
     starts = range(0, len(layers), period)
 
     def columns_of(each: Sequence[Any]) -> list[tuple[Any, ...]]:
-        steps = [[x for own in each[i : i + period] for x in own] for i in starts]
+        steps = [list(chain.from_iterable(each[i : i + period])) for i in starts]
         return list(zip(*steps, strict=True))
 
     columns = columns_of([arrays for _, arrays in layers])
@@ -148,7 +148,7 @@ def stack_layers(
 
 def _stack(columns: Sequence[Sequence[Any]]) -> list[Any]:
     """Columns of arrays of one type, stacked on a new axis 0; eagerly if none is traced."""
-    if any(isinstance(x, jax.core.Tracer) for column in columns for x in column):
+    if any(isinstance(x, jax.core.Tracer) for x in chain.from_iterable(columns)):
         return list(map(stack_rows, columns))
     # One call, where `jnp.stack` is one for each array and the concatenation.
     with jax.ensure_compile_time_eval():

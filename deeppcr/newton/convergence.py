@@ -71,7 +71,9 @@ def expected_iterations(
         windows: the number of windows, which are solved one after another.
         is_affine: whether the step is affine in its state.
     """
-    usual = (AFFINE if is_affine else USUAL) if is_exact else QUASI * USUAL
+    usual = AFFINE if is_affine else USUAL
+    if not is_exact:
+        usual = QUASI * USUAL
     return windows * min(usual, length + 1)
 
 

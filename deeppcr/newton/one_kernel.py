@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -46,10 +47,10 @@ def solved(solver: Any, chain: TracedChain, otherwise: Callable[[TracedChain], R
     if not is_for_gpus():
         return otherwise(chain)
 
+    tree = jax.tree.structure((chain.initial, chain.inputs, chain.captured))
+
     def leaves(*operands: Array) -> Leaves:
-        rest = iter(operands)
-        parts = [[next(rest) for _ in x] for x in (chain.initial, chain.inputs, chain.captured)]
-        initial, inputs, captured = parts
+        initial, inputs, captured = jax.tree.unflatten(tree, operands)
         new = dataclasses.replace(chain, initial=initial, inputs=inputs, captured=captured)
         run = otherwise(new)
         return [*run.trajectory, run.stats.iterations, run.stats.prefix, run.stats.residual]

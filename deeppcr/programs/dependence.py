@@ -17,8 +17,8 @@ a derivative that is not jax's own.
 """
 
 import operator
-from collections.abc import Collection, Sequence
-from itertools import filterfalse
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain, filterfalse
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
@@ -109,6 +109,11 @@ def _separate(variables: Collection[Any], members: Collection[Any]) -> tuple[lis
 def defining(program: Any, variables: Collection[Any]) -> list[Any]:
     """The equations that compute any of these variables."""
     return [x for x in program.eqns if any(map(variables.__contains__, x.outvars))]
+
+
+def results_of(equations: Iterable[Any]) -> list[Any]:
+    """The variables that equations compute."""
+    return list(chain.from_iterable(map(operator.attrgetter("outvars"), equations)))
 
 
 def is_affine(program: Any, states: int) -> bool:

@@ -20,7 +20,7 @@ from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint import pushes
-from deeppcr.arrays.avals import like, varying_axes
+from deeppcr.arrays.avals import avals_of, like, varying_axes
 from deeppcr.arrays.state import partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once, program_key
@@ -251,7 +251,7 @@ def _of_states_read(
     problem: Problem = jax.tree.unflatten(structures.problem, operands)
     run, reads = (jax.tree.unflatten(structures.run, leaves) for leaves in (all_of_it[1], used))
     states = [a or b for a, b in zip(reads.trajectory, reads.last or reads.trajectory, strict=True)]
-    if all(states) or varying_axes([x.aval for x in equation.invars]) or not problem.iterates:
+    if all(states) or varying_axes(avals_of(equation.invars)) or not problem.iterates:
         return all_of_it
     states = leaves_read(problem.chain.step, states, reads.outputs)
     part = problem.part(states, reads.outputs)

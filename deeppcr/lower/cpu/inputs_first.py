@@ -9,9 +9,9 @@ CPU holds, and the loop would wait for memory. So it is computed for a chunk of 
 before the next chunk. A loop without chunks runs at once.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import partial
-from itertools import chain, filterfalse
+from itertools import filterfalse
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from deeppcr.lower.cpu.products import as_products, is_small_product, own_filter
 from deeppcr.lower.loops import even_chunk, steps_in_cache
 from deeppcr.lower.steps import Loop, Operands
 from deeppcr.programs.cut_first import CUTS, evaluate, opening
-from deeppcr.programs.dependence import Split
+from deeppcr.programs.dependence import Split, results_of
 from deeppcr.programs.effects import is_of_threefry
 from depth.counts import contracted, nbytes, size
 from depth.jaxprs import called, has_side_effects, is_literal, moved_by, read_by
@@ -63,11 +63,6 @@ def _opened(loop: Loop, values: Leaves) -> Leaves:
     """A step with calls opened and slices moved first."""
     replace = opening(rules=True, checkpoints=True)
     return evaluate(loop.program, loop.environment(values), loop.program.outvars, replace)
-
-
-def results_of(equations: Iterable[Any]) -> list[Any]:
-    """The variables that equations compute."""
-    return list(chain.from_iterable(x.outvars for x in equations))
 
 
 def _late_and_varying(loop: Loop) -> tuple[set[Any], set[Any]]:
