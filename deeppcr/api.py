@@ -113,12 +113,12 @@ def scan(
         check_type("f", f, Callable, "a function: f(carry, x) -> (carry, y)")
         length, trips = chain_length(xs, length, "xs"), _steps_in_a_trip(unroll)
         trace = partial(trace_carry, f, init, xs, length, batch_ndim, "init", reverse)
-        prepared = _prepared(trace, xs, length, option, derivative, reverse)
-        if prepared is None:
+        parts = _traced(trace, xs, length, option, derivative, reverse)
+        if parts is None:
             return _plainly(plain(), option, length)[0]
     except (TypeError, ValueError) as error:
         raise _with_words_of_jax(error, plain) from None
-    chain, carry, option = prepared
+    chain, carry, option = parts
     if trips != 1 and (isinstance(option, Auto) or option == Sequential()):
         option = dataclasses.replace(option, unroll=trips or length)
     run = solve_chain(chain, option, derivative, keeps_states=False)
@@ -171,9 +171,9 @@ def solve(
     trace = partial(
         trace_carry, chain.step, z0, chain.inputs, length, batch_ndim, "z0", adapt=with_outputs
     )
-    prepared = _prepared(trace, chain.inputs, length, option, derivative, stored=chain.sharding)
-    if prepared:
-        traced, carry, option = prepared
+    parts = _traced(trace, chain.inputs, length, option, derivative, stored=chain.sharding)
+    if parts:
+        traced, carry, option = parts
         run = solve_chain(traced, option, derivative)
         value, trajectory = carry.value(run.last), carry.trajectory(run.trajectory, length)
         return Solution.of(value, trajectory, run)
@@ -201,7 +201,7 @@ def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
     return TypeError(f"chain is {describe(chain)}, expected a deeppcr.Chain; {remedy}")
 
 
-def _prepared(
+def _traced(
     trace: Callable[[], tuple[TracedChain, Carry]],
     inputs: Any,
     length: int,

@@ -55,7 +55,7 @@ class Program(NamedTuple):
         jaxpr = without_constants(closed)
         return cls(list(jaxpr.constvars), list(jaxpr.invars), list(jaxpr.eqns), list(jaxpr.outvars))
 
-    def known(self, values: Sequence[Any]) -> dict[Any, Any]:
+    def environment(self, values: Sequence[Any]) -> dict[Any, Any]:
         """The values of its constants and of its inputs, in this order, by variable."""
         return dict(zip([*self.constvars, *self.invars], values, strict=True))
 
@@ -223,7 +223,7 @@ def constants_of(closed: Any) -> list[Any]:
 def entered(closed: Any, operands: Sequence[Any]) -> tuple[Program, dict[Any, Any]]:
     """A closed program, and its known variables when called with ``operands``."""
     program = Program.of(closed)
-    return program, program.known([*constants_of(closed), *operands])
+    return program, program.environment([*constants_of(closed), *operands])
 
 
 def run(closed: Any, operands: Sequence[Any], rule: Rule) -> list[Any]:

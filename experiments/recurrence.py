@@ -120,7 +120,8 @@ def pictures(rows: Sequence[Row]) -> Figures:
         found["speedup"] = speedup_maps(
             f"{what}: speedup over the best loop",
             {"measured": (cells, "speedup"), "predicted": (cells, "predicted speedup")},
-            *(("L", names["L"]), ("w", names["w"])),
+            ("L", names["L"]),
+            ("w", names["w"]),
             f"best parallel solver over the fastest of {loops(rows)}",
         )
     return found

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from deeppcr.adjoint.moves import Moves
-from deeppcr.arrays.avals import abstract, avals_of
+from deeppcr.arrays.avals import abstract_avals
 from deeppcr.arrays.state import Leaves, combine, partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
@@ -102,17 +102,17 @@ class StepTangents:
 
     def pull(self, primals: Values, t: Leaves, o: Leaves) -> tuple[Leaves, Leaves, Leaves]:
         """``T^T (t, o)``, the cotangents of ``t``, ``dx`` and ``dc``."""
-        return jax.linear_transpose(partial(self.push, primals), *map(_types, self.variables[1:]))(
-            (t, o)
-        )
+        return jax.linear_transpose(
+            partial(self.push, primals), *map(abstract_avals, self.variables[1:])
+        )((t, o))
 
     def pull_first(self, primals: Values, t: Leaves, o: Leaves) -> tuple[Leaves, Leaves]:
         """``F^T (t, o)``, the cotangents of ``t`` and ``u``."""
         variables = *self.variables.t, *self.between
         return jax.linear_transpose(
             lambda t, u: self._results(primals, variables, (*t, *u)),
-            _types(self.variables.t),
-            _types(self.between),
+            abstract_avals(self.variables.t),
+            abstract_avals(self.between),
         )((t, o))
 
     def pull_last(
@@ -127,11 +127,11 @@ class StepTangents:
             return interpret(self.program, values, self.between, rule)
 
         all_steps = chain.axis.each(jax.vmap(one, in_axes=(0, 0, 0, None, None)), 3)
-        of_x = [x.update(shape=(chain.length, *x.shape)) for x in _types(self.variables.dx)]
+        of_x = [x.update(shape=(chain.length, *x.shape)) for x in abstract_avals(self.variables.dx)]
         return jax.linear_transpose(
             lambda dx, dc: all_steps(states, chain.inputs, dx, chain.captured, dc),
             of_x,
-            _types(self.variables.dc),
+            abstract_avals(self.variables.dc),
         )
 
     def _results(
@@ -142,21 +142,17 @@ class StepTangents:
         return results[: self.step.states], results[self.step.states :]
 
 
-def _types(variables: Sequence[Any]) -> list[Any]:
-    return list(map(abstract, avals_of(variables)))
-
-
 def _traced(step: Step, moves: Moves, in_halves: bool) -> StepTangents:
     program, states = step.evaluated, step.states
     variables = program.invars[:states], program.invars[states:], program.constvars
-    z, x, c = map(_types, variables)
+    z, x, c = map(abstract_avals, variables)
     count = len(program.outvars)
     outvars = [*program.outvars, *(value for value, _ in step.kept)]
 
     def tangents(z: Leaves, x: Leaves, c: Leaves, *t: Leaves) -> tuple[Leaves, Leaves]:
         def run(z: Leaves, dx: Leaves, dc: Leaves) -> tuple[Leaves, Leaves]:
             leaves = *combine(c, moves.captured, dc), *z, *combine(x, moves.inputs, dx)
-            results = evaluate(program, program.known(leaves), outvars)
+            results = evaluate(program, program.environment(leaves), outvars)
             return results[:count], results[count:]
 
         primals = z, partition(x, moves.inputs), partition(c, moves.captured)

@@ -86,6 +86,11 @@ def avals_of(atoms: Iterable[Any]) -> list[Any]:
     return list(map(operator.attrgetter("aval"), atoms))
 
 
+def abstract_avals(atoms: Iterable[Any]) -> list[Any]:
+    """The types of variables of a program, for tracing another one of them."""
+    return list(map(abstract, avals_of(atoms)))
+
+
 def of_step(x: Any) -> Any:
     """The type of what one step reads of an array ``[L, ...]``."""
     return abstract(x, np.shape(x)[1:])

@@ -49,7 +49,7 @@ def _draw(step: Step, inputs: Leaves, captured: Leaves) -> Leaves:
     first = _drawing(step)
 
     def one(inputs: Leaves) -> Leaves:
-        return interpret(first, first.known([*captured, *inputs]), first.outvars, bind)
+        return interpret(first, first.environment([*captured, *inputs]), first.outvars, bind)
 
     return jax.vmap(one)(inputs)
 

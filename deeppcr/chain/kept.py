@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.avals import abstract_avals
 from deeppcr.arrays.state import Leaves, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, extended
@@ -225,7 +225,7 @@ def _tangents(
         _, t, values = jax.jvp(step, partition(primals, moves), tangents, has_aux=True)
         return t, values
 
-    avals = [abstract(x.aval) for x in variables]
+    avals = abstract_avals(variables)
     both = Program.of(jax.make_jaxpr(run)(avals, partition(avals, moves)))
     count = sum(ends)
     tangents = both._replace(outvars=both.outvars[:count])

@@ -140,7 +140,7 @@ def step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int] = 
     if key not in parts:
         example = step.example
         # That of a loop which keeps values has not these outputs; it tells of examples alone.
-        is_alike = example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars)
+        has_all_outputs = example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars)
         program = _cut(step, *key)
         computed = set(results_of(program.eqns))
         smaller = dataclasses.replace(
@@ -150,7 +150,7 @@ def step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int] = 
             state_tree=jax.tree.structure([0] * sum(kept)),
             output_tree=jax.tree.structure([0] * sum(outputs)),
             weak=tuple(partition(step.weak, [*kept, *outputs])),
-            example=step_part(example, *key) if example and is_alike else example,
+            example=step_part(example, *key) if example and has_all_outputs else example,
             kept=tuple(pair for pair in step.kept if pair[0] in computed),
         )
         parts[key] = extended(smaller, program, len(also_read)) if also_read else smaller

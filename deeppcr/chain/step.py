@@ -133,9 +133,6 @@ class Step:
         _ = self._at_once, self._own_filters
         return self
 
-    def _known(self, state: Leaves, inputs: Leaves, captured: Leaves) -> dict[Any, Any]:
-        return dict(zip(self.variables, [*state, *inputs, *captured], strict=True))
-
     @cached_property
     def has_custom_vjp(self) -> bool:
         """Whether it calls a `jax.custom_vjp`, which has reverse mode only.
@@ -236,9 +233,9 @@ class Step:
         replace: Replacement | None = None,
     ) -> Leaves:
         """The next state, without computing the outputs; ``replace`` as in `evaluate`."""
-        known = self._known(state, inputs, captured)
+        environment = self.jaxpr.environment([*captured, *state, *inputs])
         results = self.evaluated.outvars[: self.states]
-        return evaluate(self.evaluated, known, results, replace, self._at_once)
+        return evaluate(self.evaluated, environment, results, replace, self._at_once)
 
     def kept_of(self, inputs: Leaves) -> Leaves:
         """The values that are kept, among the inputs."""
@@ -249,8 +246,8 @@ class Step:
         self, state: Leaves, inputs: Leaves, captured: Leaves
     ) -> tuple[Leaves, Leaves]:
         """The next state and the outputs, by the user's own program: for the sequential loop."""
-        known, program = self._known(state, inputs, captured), self.jaxpr
-        values = evaluate(program, known, program.outvars, order=self._in_loop)
+        environment = self.jaxpr.environment([*captured, *state, *inputs])
+        values = evaluate(self.jaxpr, environment, self.jaxpr.outvars, order=self._in_loop)
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, after: Leaves, captured: Leaves) -> Leaves:
@@ -258,11 +255,13 @@ class Step:
 
         For programs that evaluate many steps at once.
         """
-        known = self._known(state, inputs, captured)
+        environment = self.jaxpr.environment([*captured, *state, *inputs])
         for variable, value in zip(self.evaluated.outvars[: self.states], after, strict=True):
             if not is_literal(variable):  # a literal is its own value
-                known.setdefault(variable, value)
-        return evaluate(self.evaluated, known, self.evaluated.outvars[self.states :], self.at_once)
+                environment.setdefault(variable, value)
+        return evaluate(
+            self.evaluated, environment, self.evaluated.outvars[self.states :], self.at_once
+        )
 
     def as_function(self, captured: Leaves) -> Callable[[Any, Any], tuple[Any, Any]]:
         """The step as a function of pytrees, ``(state, input) -> (state, outputs)``."""

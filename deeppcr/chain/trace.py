@@ -64,7 +64,7 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     constants = zip(program.constvars, closed.consts, strict=True)
     # Constants may be numbers and numpy arrays.
     captured = [c if is_reference(variable) else jnp.asarray(c) for variable, c in constants]
-    return _varying_alike(step, captured)
+    return _varying_equally(step, captured)
 
 
 def _promoted(f: Callable[[Any, Any], Any], state: Any, inputs: Any) -> tuple[Any, Any]:
@@ -112,7 +112,7 @@ def _returned(closed: Any, states: int) -> Leaves:
     return avals_of(outvars[len(outvars) - states :])
 
 
-def _varying_alike(step: Step, captured: Leaves) -> tuple[Step, Leaves]:
+def _varying_equally(step: Step, captured: Leaves) -> tuple[Step, Leaves]:
     """The step whose arrays vary over the same axes of `jax.shard_map`, where that is possible.
 
     Also the arrays that it captures.

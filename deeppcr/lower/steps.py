@@ -14,7 +14,7 @@ from jax import lax
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
-from deeppcr.arrays.avals import abstract
+from deeppcr.arrays.avals import abstract_avals
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.variants import target
 from deeppcr.programs.calls import Call, with_operands, without_unused
@@ -91,12 +91,7 @@ class _Steps(Call):
     def lowered(self, platform: str, equation: Any) -> Any:
         """The program that a platform runs: for `depth`."""
         f = partial(self.programs.get(platform, self.run), **equation.params)
-        return jax.make_jaxpr(f)(*types_of(equation.invars))
-
-
-def types_of(variables: Sequence[Any]) -> list[Any]:
-    """Their types, for tracing a program of them."""
-    return [abstract(x.aval) for x in variables]
+        return jax.make_jaxpr(f)(*abstract_avals(equation.invars))
 
 
 steps_p = _Steps()
@@ -164,10 +159,6 @@ class Loop(NamedTuple):
         """What a step reads: the constants, the carry and the ``x``."""
         return [*self.program.constvars, *self.program.invars]
 
-    def environment(self, values: Sequence[Any]) -> dict[Any, Any]:
-        """The values of the variables of a step, by variable."""
-        return dict(zip(self.variables, values, strict=True))
-
     def as_written(self, operands: Operands) -> tuple[Leaves, Leaves]:
         """The last carry and the ``y`` of all steps, by the `jax.lax.scan` that it was at first."""
         count = scan_parts(self.equation)[0]
@@ -182,7 +173,7 @@ class Loop(NamedTuple):
     ) -> tuple[Self, Operands]:
         """The loop of ``step([*constants, *carry, *x])``, carry and ``y``, and its operands."""
         count = len(self.program.constvars)
-        closed = jax.make_jaxpr(step)(types_of(self.variables))
+        closed = jax.make_jaxpr(step)(abstract_avals(self.variables))
         new = Program.of(closed)
         constvars = [*new.invars[:count], *new.constvars]
         program = new._replace(constvars=constvars, invars=new.invars[count:])
@@ -201,7 +192,7 @@ class Loop(NamedTuple):
         """
 
         def step(carry: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
-            environment = self.environment([*operands.constants, *carry, *of_one(x)])
+            environment = self.program.environment([*operands.constants, *carry, *of_one(x)])
             results = interpret(self.program, environment, self.program.outvars, rule)
             return results[: self.states], results[self.states :]
 

@@ -194,7 +194,7 @@ def opened(program: Program, with_checkpoints: bool = False) -> Program:
     return with_literals(
         *retraced(
             program,
-            lambda values: evaluate(program, program.known(values), program.outvars, replace),
+            lambda values: evaluate(program, program.environment(values), program.outvars, replace),
         )
     )
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.sharding import AxisType, NamedSharding
 
-from deeppcr.arrays.avals import abstract, avals_of, varying_axes
+from deeppcr.arrays.avals import abstract_avals, avals_of, varying_axes
 from deeppcr.arrays.state import combine, floating, partition
 from deeppcr.programs.dependence import defining
 from depth.counts import named_axes
@@ -106,7 +106,7 @@ def _error_of_derivative(
 
     def derivative(values: list[Any]) -> Any:
         def f(moving: list[Any]) -> list[Any]:
-            environment = jaxpr.known(combine(values, moves, moving))
+            environment = jaxpr.environment(combine(values, moves, moving))
             results = interpret(jaxpr, environment, outvars, bind, equations=followed)
             return partition(results, floating(results))
 
@@ -116,7 +116,7 @@ def _error_of_derivative(
         return pull(results)
 
     try:
-        jax.eval_shape(derivative, list(map(abstract, avals_of((*jaxpr.constvars, *jaxpr.invars)))))
+        jax.eval_shape(derivative, abstract_avals((*jaxpr.constvars, *jaxpr.invars)))
     except Exception as error:  # whatever a rule raises
         if CUSTOM_VMAP in names(jaxpr):
             return "a jax.custom_batching.custom_vmap has forward mode only."

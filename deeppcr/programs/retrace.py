@@ -104,7 +104,7 @@ class Retrace:
 
     def _run(self, program: Program, values: Sequence[Any]) -> list[Any]:
         rule = partial(bind, replace=self._replace)
-        return self._cast(interpret(program, program.known(values), program.outvars, rule))
+        return self._cast(interpret(program, program.environment(values), program.outvars, rule))
 
     def _cast(self, values: Sequence[Any]) -> list[Any]:
         """Values as programs inside of the program take and return them."""

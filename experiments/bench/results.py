@@ -25,10 +25,34 @@ import depth
 
 FOLDER = Path(__file__).parent.parent / "results"
 KEY = {  # cells that say what was measured
-    *("part", "title", "kind", "data", "activation", "chain", "w", "L", "batch", "modules"),
-    *("steps", "direction", "program", "method", "form", "k", "gain", "problem", "source"),
-    *("options", "tolerance", "scheduler", "entry", "target", "variant"),
-    *("constant", "test", "rule"),
+    "part",
+    "title",
+    "kind",
+    "data",
+    "activation",
+    "chain",
+    "w",
+    "L",
+    "batch",
+    "modules",
+    "steps",
+    "direction",
+    "program",
+    "method",
+    "form",
+    "k",
+    "gain",
+    "problem",
+    "source",
+    "options",
+    "tolerance",
+    "scheduler",
+    "entry",
+    "target",
+    "variant",
+    "constant",
+    "test",
+    "rule",
 }
 Rows = list[dict[str, Any]]
 

@@ -16,8 +16,12 @@ from experiments.device import outcomes
 from experiments.suite import ROOT
 
 TESTS = (  # the most important first
-    *("tests/fused", "tests/test_accelerators.py"),
-    *("tests/test_precision.py", "tests/linear", "tests/newton", "tests/adjoint"),
+    "tests/fused",
+    "tests/test_accelerators.py",
+    "tests/test_precision.py",
+    "tests/linear",
+    "tests/newton",
+    "tests/adjoint",
 )
 QUICK = ("tests/test_accelerators.py",)
 PER_WORKER, WORKERS = 4, 4  # cores of a worker, and most of them: they share one device

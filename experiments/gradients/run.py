@@ -53,7 +53,8 @@ SIZES = ((10_000, 4), (2_000, 2), (2_000, 8), (2_000, 16))  # T and n of the adj
 QUICK: tuple[tuple[int, int], ...] = ((1_000, 4),)
 LEARNT_QUICKLY = ("rows",)
 ON_CPU = [
-    *(("gru", 4, length) for length in (1000, 10_000)),
+    ("gru", 4, 1000),
+    ("gru", 4, 10_000),
     ("gru", 1, 10_000),
     ("lstm", 4, 10_000),
 ]

@@ -97,7 +97,7 @@ def factors_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
 
     def step(values: Leaves) -> Leaves:
         states = loop.program.invars[: loop.states]
-        return multiplied_first(loop.program, loop.environment(values), states)
+        return multiplied_first(loop.program, loop.program.environment(values), states)
 
     return loop.retraced(operands, step)
 

@@ -62,7 +62,7 @@ def inputs_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
 def _opened(loop: Loop, values: Leaves) -> Leaves:
     """A step with calls opened and slices moved first."""
     replace = opening(rules=True, checkpoints=True)
-    return evaluate(loop.program, loop.environment(values), loop.program.outvars, replace)
+    return evaluate(loop.program, loop.program.environment(values), loop.program.outvars, replace)
 
 
 def _late_and_varying(loop: Loop) -> tuple[set[Any], set[Any]]:

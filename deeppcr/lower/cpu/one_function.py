@@ -23,12 +23,13 @@ from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import jaxpr_as_fun
 
+from deeppcr.arrays.avals import abstract_avals
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.cpu.pieces import from_split, stack_equal
 from deeppcr.lower.cpu.products import is_possible, multiplications, parts, product
 from deeppcr.lower.products import Sizes, is_real_product, products_of
-from deeppcr.lower.steps import Loop, Operands, types_of
+from deeppcr.lower.steps import Loop, Operands
 from depth.compilers import is_hoisted, is_one_function
 from depth.counts import convolved, size
 from depth.jaxprs import bind, called, equations, moved_by, run
@@ -64,7 +65,7 @@ def one_function(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
 
 
 def _in_one_function(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
-    types = types_of(loop.inputs)
+    types = abstract_avals(loop.inputs)
     of_one: Callable[[Leaves], Leaves] = list
     if len(types) > limits.MAX_INPUTS:
         operands = operands._replace(xs=stack_equal(operands.xs, types, 1))

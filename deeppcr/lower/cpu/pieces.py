@@ -23,9 +23,10 @@ import numpy as np
 from jax import Array, lax
 from jax.interpreters import ad, mlir
 
+from deeppcr.arrays.avals import abstract_avals
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu import limits
-from deeppcr.lower.steps import Loop, Operands, types_of
+from deeppcr.lower.steps import Loop, Operands
 from deeppcr.programs.calls import Call, is_jit_disabled
 from depth.jaxprs import bind, interpret
 
@@ -60,7 +61,7 @@ def _split(array: Any, *, sizes: Sizes) -> list[Array]:
     return list(lax.split(array, sizes))
 
 
-def _split_alike(array: Any, sizes: Sizes) -> list[Array]:
+def _split_equally(array: Any, sizes: Sizes) -> list[Array]:
     """`_split`, by equal computations."""
 
     def offsets() -> list[Any]:
@@ -95,7 +96,7 @@ class _Pieces(Call):
         mlir.register_lowering(self, mlir.lower_fun(self._on_a_cpu, multiple_results=True), "cpu")
 
     def _on_a_cpu(self, *operands: Any, sizes: Sizes, joins: bool, **_: Any) -> list[Array]:
-        return _join(*operands, sizes=sizes) if joins else _split_alike(operands[0], sizes)
+        return _join(*operands, sizes=sizes) if joins else _split_equally(operands[0], sizes)
 
     def _eagerly(self, *operands: Any, sizes: Sizes, joins: bool, call_jaxpr: Any) -> list[Array]:
         if is_jit_disabled():  # `_run` would call this
@@ -129,12 +130,14 @@ pieces_p = _Pieces()
 # entries, 0.8 for 128, no gain from 256 entries on.
 def results_stacked(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """The loop of a derivative, whose small results are one array of each shape and dtype."""
-    ys = types_of(loop.outputs)
+    ys = abstract_avals(loop.outputs)
     if not loop.kind.linear or len(_group_by_type(ys)) == len(ys):
         return loop, operands
 
     def step(values: Leaves) -> Leaves:
-        results = interpret(loop.program, loop.environment(values), loop.program.outvars, bind)
+        results = interpret(
+            loop.program, loop.program.environment(values), loop.program.outvars, bind
+        )
         return [*results[: loop.states], *stack_equal(results[loop.states :], ys)]
 
     new, operands = loop.retraced(operands, step)

@@ -148,7 +148,7 @@ def transposed_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
 
     def step(values: Leaves) -> Leaves:
         rule = partial(bind, replace=by_columns)
-        return interpret(program, loop.environment(values), program.outvars, rule)
+        return interpret(program, loop.program.environment(values), program.outvars, rule)
 
     return loop.retraced(operands, step)
 
@@ -188,7 +188,7 @@ def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     replace = replacing(is_small_product, write) if loop.kind.linear else write_out
 
     def step(values: Leaves) -> Leaves:
-        return evaluate(program, loop.environment(values), program.outvars, replace)
+        return evaluate(program, loop.program.environment(values), program.outvars, replace)
 
     return loop.retraced(operands, step)
 
@@ -307,7 +307,7 @@ def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
     results: set[Any] = set()
 
     def follow(program: Program, differ: Sequence[bool]) -> list[bool]:
-        environment = program.known(differ)
+        environment = program.environment(differ)
         return interpret(program, environment, program.outvars, rule, literal=lambda _: False)
 
     def rule(equation: Any, differ: list[bool]) -> list[bool]:

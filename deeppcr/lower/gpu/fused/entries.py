@@ -53,7 +53,7 @@ def evaluate(closed: Any, operands: Sequence[Entries], apply: Code) -> list[Entr
 
     program = Program.of(closed)
     constants = [_constant(np.asarray(value), apply) for value in constants_of(closed)]
-    environment = program.known([*constants, *operands])
+    environment = program.environment([*constants, *operands])
     return interpret(program, environment, program.outvars, partial(_results, apply), literal)
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from deeppcr.arrays.avals import abstract_avals
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused.entries import table_of
 from deeppcr.lower.gpu.fused.operations import Code
 from deeppcr.lower.gpu.fused.step import FusedStep, flat
-from deeppcr.lower.steps import types_of
 from deeppcr.programs.cut_first import apply
 
 
@@ -39,7 +39,7 @@ def _derivative(step: FusedStep) -> Any:
     """The program ``(*state, *input, *captured, *tangents of the state) -> tangents``, closed."""
     count = step.states
     program = flat(step.program)._replace(outvars=step.program.outvars[:count])
-    avals = types_of(program.invars)
+    avals = abstract_avals(program.invars)
 
     def tangents(*operands: Any) -> Leaves:
         state, rest = operands[:count], operands[count : len(avals)]

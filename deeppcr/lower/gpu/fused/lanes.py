@@ -61,8 +61,8 @@ def sides_of(
                 of_each[next(kinds.get(x, x) for x in present(side))].append(side)
         del waiting[level]
         sides = []
-        for alike in of_each.values():
-            for whole, members in _merged(alike).items():
+        for group in of_each.values():
+            for whole, members in _merged(group).items():
                 sides.append(whole)
                 merged |= dict.fromkeys(members, whole)
         for same in of_all.values():
