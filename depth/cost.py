@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import jax
@@ -315,8 +316,8 @@ def bounded(cost: Cost) -> str:
 
 def reasons(*costs: Cost) -> list[str]:
     """The reasons why a depth is a lower bound or an estimate, as lines; none if it is exact."""
-    unknown = dict.fromkeys(reason for cost in costs for reason in cost.unknown)
-    expected = dict.fromkeys(loop for cost in costs for loop in cost.expected)
+    unknown = dict.fromkeys(chain.from_iterable(cost.unknown for cost in costs))
+    expected = dict.fromkeys(chain.from_iterable(cost.expected for cost in costs))
     return [
         *_listed("a lower bound, since", unknown),
         *_listed("an estimate, since trips of loops are not proven", expected),

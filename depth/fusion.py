@@ -88,30 +88,26 @@ class Kernels:
         It copies each slice that a separate kernel reads or writes.
         """
         nodes, ends = self._flat(scan.block)
-        known = {START, *range(1, 1 + scan.consts)}
+        constant = {START, *range(1, 1 + scan.consts)}
         moving = []
         for node in nodes:
-            if known.issuperset(node.operands):
-                known.update(node.results)
-            if not known.issuperset(node.results):
+            if constant.issuperset(node.operands):
+                constant.update(node.results)
+            if not constant.issuperset(node.results):
                 moving.append(node)
         program = self._grouped(moving, ends)
         jaxpr = scan.block.jaxpr
         state = range(1 + scan.consts, 1 + scan.consts + scan.carry)
         path = _path(nodes, state, ends[: scan.carry])
         alone = [node for node in nodes if _kind(node) not in FUSED and _kind(node) != "reduction"]
-        read = {slot for node in alone for slot in node.operands}
-        made = {slot for node in alone for slot in node.results}
-        used = {slot for node in nodes for slot in node.operands} | set(ends[: scan.carry])
+        read = set[int]().union(*(node.operands for node in alone))
+        made = set[int]().union(*(node.results for node in alone))
+        used = set(ends[: scan.carry]).union(*(node.operands for node in nodes))
         first = 1 + scan.consts + scan.carry
         scanned = [(slot, jaxpr.invars[slot - 1]) for slot in range(first, scan.block.inputs + 1)]
         stacked = list(zip(ends[scan.carry :], jaxpr.outvars[scan.carry :], strict=False))
-        copies = Counter(
-            _copy(variable)
-            for slots, part in ((scanned, read), (stacked, made))
-            for slot, variable in slots
-            if slot in part
-        )
+        copies = Counter(_copy(variable) for slot, variable in scanned if slot in read)
+        copies.update(_copy(variable) for slot, variable in stacked if slot in made)
         stacks = tuple(nbytes(variable) for slot, variable in stacked if slot in used - made)
         read_in = sum(nbytes(variable) for _, variable in scanned)
         written = sum(nbytes(variable) for _, variable in stacked)
@@ -132,11 +128,11 @@ class Kernels:
             for node in block.nodes:
                 operands = tuple(place[slot] for slot in node.operands)
                 call = node.transfer
-                own = node.equation.primitive.name == ONE_KERNEL
-                own |= node.equation.params.get("name") == ONE_FUNCTION
+                stays = node.equation.primitive.name == ONE_KERNEL
+                stays |= node.equation.params.get("name") == ONE_FUNCTION
                 if (
                     isinstance(call, CalledProgram)
-                    and not own
+                    and not stays
                     and call.times == 1
                     and self._size(call.block) <= most
                 ):
@@ -157,11 +153,11 @@ class Kernels:
 
 def _recurrence(equation: Any, loop: KernelProgram) -> OneKernelLoop:
     """A recurrence that is one kernel, by what its equation says of a step."""
-    own = equation.params["kernel"]
-    moved = sum(map(nbytes, [*equation.invars, *equation.outvars]))
-    work = (("arithmetic", own.instructions),)
-    kernel = Kernel("own", str(equation.outvars[0].aval.dtype), work, moved)
-    return OneKernelLoop(own.waits, kernel, loop)
+    step = equation.params["kernel"]
+    traffic = sum(map(nbytes, [*equation.invars, *equation.outvars]))
+    work = (("arithmetic", step.instructions),)
+    kernel = Kernel("own", str(equation.outvars[0].aval.dtype), work, traffic)
+    return OneKernelLoop(step.waits, kernel, loop)
 
 
 def _path(nodes: list[Node], starts: Iterable[int], ends: Iterable[int]) -> int:
@@ -169,27 +165,28 @@ def _path(nodes: list[Node], starts: Iterable[int], ends: Iterable[int]) -> int:
     waits = dict.fromkeys(starts, 0)
     for node in nodes:
         if before := [waits[slot] for slot in node.operands if slot in waits]:
-            own = 0 if node.transfer else work.waits(node.equation)
-            waits.update(dict.fromkeys(node.results, max(before) + own))
+            wait = 0 if node.transfer else work.waits(node.equation)
+            waits.update(dict.fromkeys(node.results, max(before) + wait))
     return max((waits[slot] for slot in ends if slot in waits), default=0)
 
 
 def _copy(variable: Any) -> Kernel:
-    moved = 2 * nbytes(variable)
-    return Kernel("move", str(variable.aval.dtype), (), moved, apart=moved)
+    traffic = 2 * nbytes(variable)  # read, and written
+    return Kernel("move", str(variable.aval.dtype), (), traffic, apart=traffic)
 
 
 def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     """The kernels of a straight line of nodes."""
     kinds = [_kind(node) for node in nodes]
-    maker = {slot: k for k, node in enumerate(nodes) for slot in node.results}
+    maker: dict[int, int] = {}
     readers: dict[int, set[int]] = defaultdict(set)
     cuts: Counter[int] = Counter()  # of a value: operations that slice or rearrange it
     for k, node in enumerate(nodes):
-        known = primitive(node.equation)
+        rules = primitive(node.equation)
+        maker.update(dict.fromkeys(node.results, k))
         for slot in set(node.operands):
             readers[slot].add(k)
-            cuts[slot] += known.cuts or known.reorders
+            cuts[slot] += rules.cuts or rules.reorders
 
     # A node's stage: the number of separate kernels before it on the longest path; then as late
     # as its readers allow.
@@ -202,7 +199,7 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     returned = set(outputs)
     for k in reversed(range(len(nodes))):
         results = nodes[k].results
-        waiting = {reader for slot in results for reader in readers[slot]}
+        waiting = set[int]().union(*(readers[slot] for slot in results))
         written = any(slot in returned or cuts[slot] > 1 for slot in results)
         if kinds[k] in FUSED and waiting and not written:
             stage[k] = max(stage[k], min(stage[reader] for reader in waiting))
@@ -227,7 +224,7 @@ def fuse(nodes: list[Node], outputs: list[int]) -> Iterator[Kernel]:
     for k, node in enumerate(nodes):
         if node.transfer is None:
             members[root(k)].append(k)
-    read_by = {slot: set(map(root, found)) for slot, found in readers.items()}
+    read_by = {slot: set(map(root, nodes_of)) for slot, nodes_of in readers.items()}
     torn = {slot for slot, count in cuts.items() if count > 1}
     for leader, inside in members.items():
         kernel = _kernel([nodes[k] for k in inside], leader, read_by, returned, torn)
@@ -246,11 +243,13 @@ def _kernel(
     nodes: list[Node], leader: int, read_by: dict[int, set[int]], ends: set[int], torn: set[int]
 ) -> Kernel | None:
     """The kernel of fused nodes; None if they only compute an index."""
-    atoms = [atom for node in nodes for atom in (*node.equation.invars, *node.equation.outvars)]
-    if all(primitive(node.equation).free for node in nodes) or all(map(work.is_index, atoms)):
+    if all(primitive(node.equation).free for node in nodes) or all(map(_is_index, nodes)):
         return None
-    by = {slot: node.equation.primitive.name for node in nodes for slot in node.results}
-    readers = Counter(slot for node in nodes for slot in set(node.operands))
+    by: dict[int, str] = {}
+    readers: Counter[int] = Counter()
+    for node in nodes:
+        by.update(dict.fromkeys(node.results, node.equation.primitive.name))
+        readers.update(set(node.operands))
     read: dict[Any, int] = {}
     reach: dict[int, dict[Any, int]] = {}  # what each result is made of, and its bytes
     operations: Counter[str] = Counter()
@@ -260,24 +259,25 @@ def _kernel(
     pieces, dtype, kind = 1, "", ""
     for node in nodes:
         equation, name = node.equation, node.equation.primitive.name
-        known, own = primitive(equation), _kind(node)
-        operations.update(work.operations(equation, own))
+        rules = primitive(equation)
+        own_kind = _kind(node)
+        operations.update(work.operations(equation, own_kind))
         wait = work.waits(equation)
         wait += max((waits[slot] for slot in node.operands), default=0)
-        vectors.update(work.vectors(equation, own))
+        vectors.update(work.vectors(equation, own_kind))
         if (
             work.adds_vectors(equation) and by.get(node.operands[0]) == "mul"
         ):  # a product, written out
             operations["contraction"] += operations.pop("reduction", 0)
-        if own not in FUSED or not kind:
+        if own_kind not in FUSED or not kind:
             first = equation.invars[0] if equation.invars else None
-            kind = own
+            kind = own_kind
             dtype = str(getattr(getattr(first, "aval", None), "dtype", ""))
         if name == "dot_general":
             kind, pieces = work.product_kind(equation)
         elif name == work.CONVOLUTION:
             kind = "convolution"
-        elif own == "factorization":
+        elif own_kind == "factorization":
             pieces = max(1, prod(shape(first)[:-2]))
         inputs = _inputs(node, reach)
         for key, amount in inputs.items():
@@ -285,11 +285,11 @@ def _kernel(
                 read[key] = max(read.get(key, 0), amount)
         for slot, atom in zip(node.results, equation.outvars, strict=False):
             amount, waits[slot] = nbytes(atom), wait
-            if known.updates is not None:  # in place
-                amount = min(amount, nbytes(equation.invars[known.updates]))
+            if rules.updates is not None:  # in place
+                amount = min(amount, nbytes(equation.invars[rules.updates]))
             leaves = slot in ends or bool(read_by.get(slot, set()) - {leader})
             reach[slot] = inputs
-            is_dear = known.transcendental and readers[slot] > 1  # to be computed twice
+            is_dear = rules.transcendental and readers[slot] > 1  # to be computed twice
             if leaves or is_dear:
                 written += amount * leaves
                 apart += sum(inputs.values()) + amount
@@ -301,13 +301,17 @@ def _kernel(
         rearranged = sum(work.rearranged(node.equation) for node in nodes)
         operations["move"] += rearranged
         vectors["move"] += rearranged
-    moved = sum(read.values()) + written
+    traffic = sum(read.values()) + written
     by_class = tuple(sorted(operations.items()))
-    sizes = moved, pieces, max(results, 1), max(apart, moved)
+    sizes = traffic, pieces, max(results, 1), max(apart, traffic)
     if _is_by_entry(nodes, torn):
         vectors["by entry"] += vectors.pop("transcendental", 0)
     waited = max(waits.values(), default=0)
     return Kernel(kind, dtype, by_class, *sizes, waited, tuple(sorted(vectors.items())))
+
+
+def _is_index(node: Node) -> bool:
+    return all(map(work.is_index, (*node.equation.invars, *node.equation.outvars)))
 
 
 def _is_by_entry(nodes: list[Node], torn: set[int]) -> bool:
@@ -318,13 +322,13 @@ def _is_by_entry(nodes: list[Node], torn: set[int]) -> bool:
     """
     computed, sliced = set[int](), set[int]()
     for node in nodes:
-        known = primitive(node.equation)
+        rules = primitive(node.equation)
         depends = not computed.isdisjoint(node.operands)
-        if depends and (known.cuts or known.reorders):
+        if depends and (rules.cuts or rules.reorders):
             return True
-        if known.cuts and node.equation.primitive.name not in ("gather", "dynamic_slice"):
+        if rules.cuts and node.equation.primitive.name not in ("gather", "dynamic_slice"):
             sliced.add(node.operands[0])
-        if depends or known.kind == "elementwise":
+        if depends or rules.kind == "elementwise":
             computed.update(node.results)
     return len(sliced) > 1 or not torn.isdisjoint(computed)
 
@@ -332,16 +336,16 @@ def _is_by_entry(nodes: list[Node], torn: set[int]) -> bool:
 def _inputs(node: Node, reach: dict[int, dict[Any, int]]) -> dict[Any, int]:
     """The inputs of a node of a kernel that come from outside, or were written before."""
     equation = node.equation
-    known = primitive(node.equation)
+    rules = primitive(node.equation)
     inputs: dict[Any, int] = {}
     for position, (slot, atom) in enumerate(zip(node.operands, equation.invars, strict=False)):
         if slot in reach:
             inputs |= reach[slot]
             continue
         amount = nbytes(atom)
-        if position == 0 and known.cuts:
+        if position == 0 and rules.cuts:
             amount = min(amount, sum(map(nbytes, equation.outvars)))
-        if position == 0 and known.updates is not None:
-            amount = min(amount, nbytes(equation.invars[known.updates]))
+        if position == 0 and rules.updates is not None:
+            amount = min(amount, nbytes(equation.invars[rules.updates]))
         inputs[(START, id(atom)) if slot == START else slot] = amount
     return inputs

@@ -100,15 +100,16 @@ class Block:
 
     def programs(self) -> "Iterator[Block]":
         """This program and those inside it, each once."""
-        found = {self}
+        seen = {self}
         waiting = [self]
         while waiting:
             block = waiting.pop()
             yield block
-            held = (node.transfer.runs for node in block.nodes if node.transfer)
-            new = {inner for runs in held for inner, _ in runs} - found
-            found |= new
-            waiting += new
+            for node in block.nodes:
+                for inner, _ in node.transfer.runs if node.transfer else ():
+                    if inner not in seen:
+                        seen.add(inner)
+                        waiting.append(inner)
 
     def matrix(self, algebra: Algebra) -> Array:
         """``[results, 1 + inputs]``.
@@ -127,7 +128,9 @@ class Block:
     def _times(self, algebra: Algebra, starts: list[Array]) -> list[Array]:
         """The rows of times of `ends`, given those of START and of the inputs."""
         rows: list[Array] = [*starts, *[None] * (self.slots - len(starts))]
-        last_use = {slot: k for k, node in enumerate(self.nodes) for slot in node.operands}
+        last_use: dict[int, int] = {}
+        for k, node in enumerate(self.nodes):
+            last_use.update(dict.fromkeys(node.operands, k))
         kept = set(self.ends) | {START}
         for k, node in enumerate(self.nodes):
             operands = [rows[slot] for slot in node.operands]

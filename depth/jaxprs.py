@@ -172,6 +172,14 @@ def read_by(equations: Iterable[Any], results: Iterable[Any] = ()) -> dict[Any, 
     return dict.fromkeys(filterfalse(is_literal, chain(*operands, results)))
 
 
+def producers(jaxpr: Any) -> dict[Any, Any]:
+    """The equation that each variable is a result of."""
+    equation_of: dict[Any, Any] = {}
+    for equation in jaxpr.eqns:
+        equation_of.update(dict.fromkeys(equation.outvars, equation))
+    return equation_of
+
+
 def live_equations(jaxpr: Any) -> list[Any]:
     """The equations that a result depends on, or that have an effect."""
     return needed(jaxpr, (), jaxpr.outvars)

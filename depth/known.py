@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from depth.jaxprs import is_literal
+from depth.jaxprs import is_literal, producers
 from depth.moves import Array
 from depth.primitives import primitive
 
@@ -51,7 +51,7 @@ class Known:
 
     @cached_property
     def _made_by(self) -> dict[Any, Any]:
-        return {variable: each for each in self._jaxpr.eqns for variable in each.outvars}
+        return producers(self._jaxpr)
 
     def _evaluate(self, atom: Any, depth: int) -> Array | None:
         equation = self._made_by.get(atom)

@@ -5,6 +5,7 @@ constant.  The number is provable if the condition compares such a counter with 
 the body adds a constant to the counter.
 """
 
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,11 @@ class Affine(NamedTuple):
 
     def fits(self, *inputs: int) -> bool:
         """Whether nothing wraps around while the input is one of these, or between them."""
-        return all(in_range(x + offset, dtype) for offset, dtype in self.via for x in inputs)
+        least, most = min(inputs), max(inputs)
+        return all(
+            in_range(least + offset, dtype) and in_range(most + offset, dtype)
+            for offset, dtype in self.via
+        )
 
 
 class Test(NamedTuple):
@@ -98,8 +103,8 @@ def _result(equation: Any, operands: list[Value]) -> Value:
         return None
     if source is None:
         return Affine(None, offset) if in_range(offset, dtype) else None
-    via = (entry for operand in operands if isinstance(operand, Affine) for entry in operand.via)
-    return Affine(source, offset, (*via, (offset, dtype)))
+    via = [operand.via for operand in operands if isinstance(operand, Affine)]
+    return Affine(source, offset, (*chain.from_iterable(via), (offset, dtype)))
 
 
 def trip_count(equation: Any, operands: list[int | None]) -> int | None:
