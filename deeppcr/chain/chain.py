@@ -17,7 +17,7 @@ from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.arrays.avals import explicit_mesh, of_step, on_one_device, varying_axes
-from deeppcr.arrays.state import Leaves, StateLayout, check_batch
+from deeppcr.arrays.state import Leaves, StateLayout, cast, check_batch
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.drawn import drawn_first
@@ -306,27 +306,22 @@ def trace_carry(
     first = jax.tree.unflatten(input_tree, list(map(of_step, xs)))
     views = [adapt] if adapt else []
     step, captured = trace(_through(views, f), jax.tree.unflatten(state_tree, initial), first)
-    pairs = zip(initial, step.dtypes, strict=True)
-    state = [z if z.dtype == dtype else z.astype(dtype) for z, dtype in pairs]
+    state = cast(initial, step.dtypes)
     carry = Carry.of(step, jax.tree.unflatten(state_tree, state), name)
     obstacle = find_obstacle(step, carry, [*state, *xs, *captured])
     is_solvable = obstacle is None and bool(carry.state_names)
-    if not carry.is_state:
-        if is_solvable:
-            carry = carry.ahead(step, captured, xs, length, reverse)
-            state = carry.state
-        else:
-            carry = carry.unknown(length)
-            state = jax.eval_shape(lambda: carry.state)
+    if is_solvable and not carry.is_state:
+        carry = carry.ahead(step, captured, xs, length, reverse)
         views.append(carry.step)
         xs = [*xs, *carry.before]
         driven = list(map(of_step, carry.before))
-        step, captured = trace(_through(views, f), state, Extended(first, driven))
+        step, captured = trace(_through(views, f), carry.state, Extended(first, driven))
     if is_solvable and not explicit_mesh(*xs):
         step, numbers = drawn_first(step, captured, xs, length)
         if numbers:
             views.append(_without_added)
             xs = [*xs, *numbers]
+    state = carry.state
     variables = step.jaxpr.invars[step.states :]
     check_batch(state, carry.state_names, batch_ndim, name)
     chain = TracedChain(

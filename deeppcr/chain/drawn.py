@@ -18,8 +18,8 @@ from depth.jaxprs import (
     Program,
     bind,
     equations,
-    has_side_effects,
     interpret,
+    moved_by,
     needed,
     read_by,
 )
@@ -62,29 +62,26 @@ def _drawing(step: Step) -> Program:
     program = step.jaxpr
     if not of_kind(equations(program), "random"):  # most often
         return Program([], [], [], [])
-    fixed = {x for x in program.constvars if not _floats(x)}  # the same in all steps
-    discrete = {x for x in program.invars[step.states :] if not _floats(x)}
-    drawn: set[Any] = set()
+    inputs = program.invars[step.states :]
+    random: list[Any] = []
+    collective: list[Any] = []
     for equation in program.eqns:
-        atoms = set(read_by([equation]))
         within = equations(program._replace(eqns=[equation]))  # the equation itself, too
-        acts = has_side_effects(equation) or any(map(named_axes, within))
-        if not atoms <= fixed | discrete | drawn or acts:
-            continue
         are_keys = all(jnp.issubdtype(y.aval.dtype, jax.dtypes.prng_key) for y in equation.outvars)
-        if atoms <= fixed:
-            fixed.update(equation.outvars)
-        elif atoms & drawn or (of_kind(within, "random") and not are_keys):
-            drawn.update(equation.outvars)
-        else:
-            discrete.update(equation.outvars)
+        if any(map(named_axes, within)):
+            collective += equation.outvars
+        elif of_kind(within, "random") and not are_keys:
+            random += equation.outvars
+    floats = filter(_floats, [*inputs, *program.constvars])
+    others = moved_by(program, [*program.invars[: step.states], *floats, *collective])
+    by_inputs = moved_by(program, inputs)  # what is not is the same in all steps
+    drawn = moved_by(program, by_inputs.intersection(random)) - others
     rest = [each for each in program.eqns if drawn.isdisjoint(each.outvars)]
     numbers = [x for x in read_by(rest, program.outvars) if x in drawn]
     first = needed(program, (), numbers)
-    variables = read_by(first)
-    constants = [x for x in program.constvars if x in variables]
-    inputs = [x for x in program.invars[step.states :] if x in variables]
-    return Program(constants, inputs, first, numbers)
+    is_read = read_by(first).__contains__
+    constants = list(filter(is_read, program.constvars))
+    return Program(constants, list(filter(is_read, inputs)), first, numbers)
 
 
 def _floats(variable: Any) -> bool:
