@@ -75,7 +75,7 @@ class Sequential:
         check_type("progress", self.progress, bool | Callable | None, EXPECTED)
         check_type("fused", self.fused, bool, "True or False")
 
-    def bind(self, chain: TracedChain, unpadded: TracedChain) -> "Sequential | FusedLoop":
+    def bind(self, chain: TracedChain, *_: Any) -> "Sequential | FusedLoop":
         """The solver of a chain."""
         return FusedLoop.of(self, chain) if self.fused else self
 
@@ -175,15 +175,33 @@ def run_in_segments(
 ) -> tuple[Leaves, Leaves, Leaves]:
     """`run_loop` of ``size`` steps after another, each under `jax.checkpoint`."""
 
-    @partial(jax.checkpoint, prevent_cse=False)
-    def segment(state: Leaves, part: tuple[Array, Leaves], captured: Leaves) -> Any:
-        index, inputs = part
-        steps = dataclasses.replace(chain, inputs=inputs, captured=captured, length=len(index))
+    def run(steps: TracedChain, state: Leaves, _: Array) -> tuple[Leaves, tuple[Leaves, Leaves]]:
         last, states, outputs = run_loop(steps, state)
         return last, (states, outputs)
 
-    parts = jnp.arange(chain.length, dtype=jnp.int32), chain.inputs
-    last, (states, outputs) = scan_in_chunks(
-        partial(segment, captured=chain.captured), initial, parts, length=chain.length, size=size
-    )
+    last, (states, outputs) = in_segments(run, chain, initial, size)
     return last, states, outputs
+
+
+def in_segments(
+    run: Callable[[TracedChain, Any, Array], tuple[Any, Any]],
+    chain: TracedChain,
+    carry: Any,
+    size: int,
+) -> tuple[Any, Any]:
+    """``size`` steps of a chain after another: their derivative runs each segment again.
+
+    Args:
+        run: ``run(steps, carry, start) -> (carry, results)`` of the steps from ``start`` on.
+    """
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def segment(carry: Any, part: tuple[Array, Leaves], captured: Leaves) -> Any:
+        index, inputs = part
+        steps = dataclasses.replace(chain, inputs=inputs, captured=captured, length=len(index))
+        return run(steps, carry, index[0])
+
+    parts = jnp.arange(chain.length, dtype=jnp.int32), chain.inputs
+    return scan_in_chunks(
+        partial(segment, captured=chain.captured), carry, parts, length=chain.length, size=size
+    )

@@ -27,12 +27,13 @@ from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
     Replacement,
+    bind,
     called,
     equations,
     inside,
+    interpret,
     is_literal,
     names,
-    needed,
 )
 
 
@@ -94,11 +95,6 @@ class Step:
     def variables(self) -> list[Any]:
         """Those of state, input and captured arrays, in the program that is evaluated."""
         return [*self.jaxpr.invars, *self.jaxpr.constvars]
-
-    @cached_property
-    def _in_loop(self) -> Order:
-        """How one step is evaluated: as the user wrote it."""
-        return Order(needed(self.jaxpr, set(self.variables), self.jaxpr.outvars), set(), {})
 
     @cached_property
     def evaluated(self) -> Program:
@@ -247,7 +243,7 @@ class Step:
     ) -> tuple[Leaves, Leaves]:
         """The next state and the outputs, by the user's own program: for the sequential loop."""
         environment = self.jaxpr.environment([*captured, *state, *inputs])
-        values = evaluate(self.jaxpr, environment, self.jaxpr.outvars, order=self._in_loop)
+        values = interpret(self.jaxpr, environment, self.jaxpr.outvars, bind)
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, after: Leaves, captured: Leaves) -> Leaves:

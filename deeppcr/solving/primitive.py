@@ -121,12 +121,15 @@ class _Primitive(Call):
         push, directions, reached = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
         run, t, by_outputs, last = by_platform(push)(directions)
         results = jax.tree.leaves(run)
+        derivatives = jax.tree.leaves(run.with_tangents(t, by_outputs, last))
+        has_tangent = dict(zip(structures.of_steps, [*reached, *reached], strict=False))
         # A zero that is an array would make NaN of an infinite derivative.
-        pushed = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
-        of_steps = structures.of_steps, [*t, *by_outputs, *last], [*reached, *reached]
-        for index, dy, has_tangent in zip(*of_steps, strict=False):
-            if has_tangent and dy.dtype != jax.dtypes.float0:
-                pushed[index] = dy
+        pushed = [
+            dy
+            if has_tangent.get(i) and dy.dtype != jax.dtypes.float0
+            else ad.Zero(jax.typeof(y).to_tangent_aval())
+            for i, (y, dy) in enumerate(zip(results, derivatives, strict=True))
+        ]
         return results, pushed
 
     def transposed(self, f: Callable[..., Any], *avals: Any) -> Callable[..., Any]:
@@ -170,23 +173,19 @@ def bind_problem(
     """
     leaves, tree = jax.tree.flatten(problem)
     if is_eager(leaves):
-        found = compiled_once(_solution, (tree, keeps_states), leaves)
-        leaves, tree = jax.tree.flatten(found)
-        return partial(list, leaves), tree
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        # A new object each time, so that jax caches nothing for it.
-        program, run = jax.make_jaxpr(partial(solve), return_shape=True)(problem)
-        if not _closes_over_tracers(program):
-            structures = _Structures(tree, jax.tree.structure(run))
-            params = {"call_jaxpr": program, "structures": structures}
-            return partial(Primitive.bind, solve_chain_p, *leaves, **params), structures.run
-    # Nothing is mapped; or a function of the user's closes over arrays that jax traces.
-    leaves, tree = jax.tree.flatten(solve(problem))
+        solution = compiled_once(_solution, (tree, keeps_states), leaves)
+    else:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            # A new object each time, so that jax caches nothing for it.
+            program, run = jax.make_jaxpr(partial(solve), return_shape=True)(problem)
+            if not any(isinstance(x, jax.core.Tracer) for x in constants_of(program)):
+                structures = _Structures(tree, jax.tree.structure(run))
+                params = {"call_jaxpr": program, "structures": structures}
+                return partial(Primitive.bind, solve_chain_p, *leaves, **params), structures.run
+        # Nothing is mapped; or a function of the user's closes over arrays that jax traces.
+        solution = solve(problem)
+    leaves, tree = jax.tree.flatten(solution)
     return partial(list, leaves), tree
-
-
-def _closes_over_tracers(program: Any) -> bool:
-    return any(isinstance(x, jax.core.Tracer) for x in constants_of(program))
 
 
 def _solution(static: tuple[Any, bool], leaves: Sequence[Any]) -> Run:
