@@ -321,9 +321,9 @@ def trace_carry(
         if numbers:
             views.append(_without_added)
             xs = [*xs, *numbers]
-    state = carry.state
+    check_batch(carry.state, carry.state_names, batch_ndim, name)
+    state = carry.state if obstacle is None else state
     variables = step.jaxpr.invars[step.states :]
-    check_batch(state, carry.state_names, batch_ndim, name)
     chain = TracedChain(
         step,
         StateLayout.of(state, batch_ndim),

@@ -16,7 +16,6 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from itertools import filterfalse
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import jax
 
@@ -50,8 +49,6 @@ FEWER = 2  # times the bytes of a value are those from which it follows, if it i
 # their pages costs time again: GRU, 16 units, batch 8, L = 10000, 34 MB: 1.5 times the time of 15.
 MOST, PER_BYTE = 3 << 23, 64
 
-_KEPT: WeakKeyDictionary[Step, "Kept | None"] = WeakKeyDictionary()
-
 
 class Kept(NamedTuple):
     """A step whose loop keeps values for its derivative.
@@ -84,22 +81,19 @@ def keeping(chain: TracedChain) -> Kept | None:
     step = chain.step
     if step.not_differentiable or step.forwards_only:
         return None
-    if step not in _KEPT:
+    if "kept" not in step.memory:
         with on_no_mesh():
-            _KEPT[step] = _kept(step, opened(step.jaxpr))
-    kept = _KEPT[step]
-    if kept is None:
-        return None
+            step.memory["kept"] = _kept(step, opened(step.jaxpr))
+    kept: Kept = step.memory["kept"]
     values = sum(kept.sizes)
     is_small = chain.length * (step.state_bytes + values) <= MOST
-    return kept if is_small or products_of(step.jaxpr) >= PER_BYTE * values else None
+    is_worth = is_small or products_of(step.jaxpr) >= PER_BYTE * values
+    return kept if is_worth and kept.derivative.kept else None
 
 
-def _kept(step: Step, program: Program) -> Kept | None:
+def _kept(step: Step, program: Program) -> Kept:
     """See `keeping`; ``program``: of the step, with calls opened."""
     values = _chosen(program, step.states)
-    if not values:
-        return None
     count = len(program.outvars) - step.states + len(values)
     forward = dataclasses.replace(
         step,

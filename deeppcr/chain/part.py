@@ -6,8 +6,8 @@ derivative must not keep them with zeros either: zero times an infinite derivati
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from deeppcr.arrays.avals import avals_of
 from deeppcr.arrays.state import Leaves, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, extended
+from deeppcr.lower import kept as remembered
 from deeppcr.programs.calls import without_unused
 from deeppcr.programs.dependence import results_of
 from depth.jaxprs import (
@@ -34,8 +35,6 @@ from depth.primitives import primitive
 FLAT = frozenset({"ceil", "floor", "nextafter", "round", "sign", "stop_gradient"})
 
 Mask = Sequence[bool]  # of the leaves of the state, or of the outputs
-
-_PARTS: WeakKeyDictionary[Step, dict[Any, Step]] = WeakKeyDictionary()
 
 
 def leaves_read(step: Step, states: Mask, outputs: Mask) -> list[bool]:
@@ -135,26 +134,28 @@ def step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int] = 
 
     Made once for a step, since what is known of a step is stored by step.
     """
-    parts = _PARTS.setdefault(step, {})
     key = tuple(kept), tuple(outputs), tuple(also_read)
-    if key not in parts:
-        example = step.example
-        # That of a loop which keeps values has not these outputs; it tells of examples alone.
-        has_all_outputs = example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars)
-        program = _cut(step, *key)
-        computed = set(results_of(program.eqns))
-        smaller = dataclasses.replace(
-            step,
-            jaxpr=program,
-            states=sum(kept),
-            state_tree=jax.tree.structure([0] * sum(kept)),
-            output_tree=jax.tree.structure([0] * sum(outputs)),
-            weak=tuple(partition(step.weak, [*kept, *outputs])),
-            example=step_part(example, *key) if example and has_all_outputs else example,
-            kept=tuple(pair for pair in step.kept if pair[0] in computed),
-        )
-        parts[key] = extended(smaller, program, len(also_read)) if also_read else smaller
-    return parts[key]
+    return remembered(step.memory, key, partial(_step_part, step, *key))
+
+
+def _step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) -> Step:
+    example = step.example
+    # That of a loop which keeps values has not these outputs; it tells of examples alone.
+    if example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars):
+        example = step_part(example, kept, outputs, also_read)
+    program = _cut(step, kept, outputs, also_read)
+    computed = set(results_of(program.eqns))
+    smaller = dataclasses.replace(
+        step,
+        jaxpr=program,
+        states=sum(kept),
+        state_tree=jax.tree.structure([0] * sum(kept)),
+        output_tree=jax.tree.structure([0] * sum(outputs)),
+        weak=tuple(partition(step.weak, [*kept, *outputs])),
+        example=example,
+        kept=tuple(pair for pair in step.kept if pair[0] in computed),
+    )
+    return extended(smaller, program, len(also_read)) if also_read else smaller
 
 
 def _cut(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) -> Program:

@@ -78,6 +78,7 @@ class Step:
             outputs. In the jaxpr only outputs may be weakly typed.
         example: the step of one example, if this one is its `jax.vmap`: see `examples.py`.
         kept: variables whose values are inputs, and the variables of these: see `kept.py`.
+        memory: what has been made of this step, by what it is.
     """
 
     jaxpr: Program
@@ -90,6 +91,7 @@ class Step:
     weak: tuple[bool, ...] = ()
     example: "Step | None" = None
     kept: tuple[tuple[Any, Any], ...] = ()
+    memory: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
 
     @cached_property
     def variables(self) -> list[Any]:
