@@ -5,7 +5,7 @@ derivative must not keep them with zeros either: zero times an infinite derivati
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from depth.jaxprs import (
     inside,
     is_literal,
     live_equations,
+    needed,
     read_by,
     without_constants,
 )
@@ -39,24 +40,38 @@ Mask = Sequence[bool]  # of the leaves of the state, or of the outputs
 
 def leaves_read(step: Step, states: Mask, outputs: Mask) -> list[bool]:
     """These leaves of the state, and all that their equations, and those of these outputs, read."""
-    kept = list(states)
-    while any(also_read := _also_read(step, kept, outputs)):
-        kept = [a or b for a, b in zip(kept, also_read, strict=True)]
-    return kept
+    return _reached(step.jaxpr, step.states, states, outputs, _read)
 
 
 def leaves_pulled(step: Step, states: Mask, outputs: Mask) -> list[bool]:
     """The leaves of the state that cotangents of these leaves and outputs reach, and these."""
-    program = step.evaluated
-    before, after = program.invars[: step.states], program.outvars[: step.states]
-    results = partition(program.outvars[step.states :], outputs) if outputs else []
+    return _reached(step.evaluated, step.states, states, outputs, _pulled)
+
+
+def _reached(
+    program: Program,
+    count: int,
+    states: Mask,
+    outputs: Mask,
+    reach: Callable[[Program, Leaves], Collection[Any]],
+) -> list[bool]:
+    """The leaves of the state that these leaves and outputs reach through any number of steps.
+
+    ``reach``: the variables of a program of a step that these results of it reach.
+    """
     kept = list(states)
+    end = partition(program.outvars[count:], outputs) if outputs else []
     while True:
-        reached = _pulled(program, [*partition(after, kept), *results])
-        more = [keeps or z in reached for keeps, z in zip(kept, before, strict=True)]
+        reached = reach(program, [*partition(program.outvars[:count], kept), *end])
+        more = [keeps or z in reached for keeps, z in zip(kept, program.invars, strict=False)]
         if more == kept:
             return kept
         kept = more
+
+
+def _read(program: Program, results: Leaves) -> Collection[Any]:
+    """The variables that these results, and the equations that compute them, read."""
+    return read_by(needed(program, (), results), results)
 
 
 def _pulled(program: Any, results: Collection[Any]) -> set[Any]:
@@ -123,10 +138,9 @@ def part(chain: TracedChain, kept: Mask, outputs: Mask, states: Leaves) -> Trace
 
 def _also_read(step: Step, kept: Mask, outputs: Mask) -> list[bool]:
     """The leaves of the state that are read, but not ``kept``."""
-    states = step.jaxpr.invars[: step.states]
-    program = _cut(step, kept, outputs, list(range(step.states)))
-    read = read_by(program.eqns, program.outvars)
-    return [not keeps and z in read for keeps, z in zip(kept, states, strict=True)]
+    program = step.jaxpr
+    read = _read(program, partition(program.outvars, [*kept, *outputs]))
+    return [not keeps and z in read for keeps, z in zip(kept, program.invars, strict=False)]
 
 
 def step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int] = ()) -> Step:
