@@ -25,7 +25,6 @@ from deeppcr.chain.obstacles import Obstacle, find_obstacle
 from deeppcr.chain.step import Extended, Step
 from deeppcr.chain.trace import trace
 from deeppcr.checks import check_type, describe, leaves_as_arrays, named_after, no_array
-from deeppcr.lower import each
 from depth.jaxprs import vary
 
 
@@ -188,11 +187,6 @@ class TracedChain:
     def evaluate(self, vectors: Array) -> Array:
         """`__call__` for states as vectors ``[L, *batch, w]``."""
         return self.layout.flatten(self(self.layout.unflatten(vectors)))
-
-    @property
-    def evaluate_only(self) -> Callable[[Array], Array]:
-        """`evaluate`, not to be differentiated: with fewer kernels on a GPU."""
-        return each(self.evaluate)
 
     def outputs(self, states: Leaves, after: Leaves) -> Leaves:
         """The outputs of all steps, from ``z_0 .. z_{L-1}`` and ``z_1 .. z_L``."""

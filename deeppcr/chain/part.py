@@ -38,29 +38,20 @@ FLAT = frozenset({"ceil", "floor", "nextafter", "round", "sign", "stop_gradient"
 Mask = Sequence[bool]  # of the leaves of the state, or of the outputs
 
 
-def leaves_read(step: Step, states: Mask, outputs: Mask) -> list[bool]:
-    """These leaves of the state, and all that their equations, and those of these outputs, read."""
-    return _reached(step.jaxpr, step.states, states, outputs, _read)
-
-
-def leaves_pulled(step: Step, states: Mask, outputs: Mask) -> list[bool]:
-    """The leaves of the state that cotangents of these leaves and outputs reach, and these."""
-    return _reached(step.evaluated, step.states, states, outputs, _pulled)
-
-
-def _reached(
-    program: Program,
-    count: int,
+def leaves_reached(
+    step: Step,
     states: Mask,
     outputs: Mask,
     reach: Callable[[Program, Leaves], Collection[Any]],
 ) -> list[bool]:
-    """The leaves of the state that these leaves and outputs reach through any number of steps.
+    """The leaves of the state that these leaves and outputs reach in any number of steps.
 
-    ``reach``: the variables of a program of a step that these results of it reach.
+    And these. ``reach``: the variables that results of a program reach: `variables_read`, or by
+    cotangents `variables_pulled`.
     """
-    kept = list(states)
+    program, count = step.evaluated, step.states
     end = partition(program.outvars[count:], outputs) if outputs else []
+    kept = list(states)
     while True:
         reached = reach(program, [*partition(program.outvars[:count], kept), *end])
         more = [keeps or z in reached for keeps, z in zip(kept, program.invars, strict=False)]
@@ -69,12 +60,12 @@ def _reached(
         kept = more
 
 
-def _read(program: Program, results: Leaves) -> Collection[Any]:
+def variables_read(program: Program, results: Leaves) -> Collection[Any]:
     """The variables that these results, and the equations that compute them, read."""
     return read_by(needed(program, (), results), results)
 
 
-def _pulled(program: Any, results: Collection[Any]) -> set[Any]:
+def variables_pulled(program: Any, results: Collection[Any]) -> set[Any]:
     """The variables of a program that cotangents of these results reach."""
     pulled = set(filter(_has_tangent, results))
     for equation in reversed(program.eqns):
@@ -89,7 +80,7 @@ def _operands_pulled(equation: Any, reached: Sequence[bool]) -> Sequence[Any]:
     inner = called(equation) if primitive(equation).kind == "call" else None
     if inner is not None:
         body = without_constants(inner)
-        within = _pulled(body, partition(body.outvars, reached))
+        within = variables_pulled(body, partition(body.outvars, reached))
         return partition(equation.invars, [x in within for x in body.invars])
     if not inside(equation):
         return equation.invars
@@ -139,7 +130,7 @@ def part(chain: TracedChain, kept: Mask, outputs: Mask, states: Leaves) -> Trace
 def _also_read(step: Step, kept: Mask, outputs: Mask) -> list[bool]:
     """The leaves of the state that are read, but not ``kept``."""
     program = step.jaxpr
-    read = _read(program, partition(program.outvars, [*kept, *outputs]))
+    read = variables_read(program, partition(program.outvars, [*kept, *outputs]))
     return [not keeps and z in read for keeps, z in zip(kept, program.invars, strict=False)]
 
 

@@ -25,7 +25,7 @@ from deeppcr.arrays.state import partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once, program_key
 from deeppcr.chain.examples import OF_RUN
-from deeppcr.chain.part import leaves_read
+from deeppcr.chain.part import leaves_reached, variables_read
 from deeppcr.lower import by_platform, is_eager, kept
 from deeppcr.programs.calls import Call, communicates, without_unused
 from deeppcr.programs.signature import Signed
@@ -248,12 +248,12 @@ def _of_states_read(
     structures, operands = equation.params["structures"], range(len(equation.invars))
     all_of_it = operands, range(len(used)), equation.params
     problem: Problem = jax.tree.unflatten(structures.problem, operands)
-    run, reads = (jax.tree.unflatten(structures.run, leaves) for leaves in (all_of_it[1], used))
-    states = [a or b for a, b in zip(reads.trajectory, reads.last or reads.trajectory, strict=True)]
+    run, read = (jax.tree.unflatten(structures.run, leaves) for leaves in (all_of_it[1], used))
+    states = [a or b for a, b in zip(read.trajectory, read.last or read.trajectory, strict=True)]
     if all(states) or varying_axes(avals_of(equation.invars)) or not problem.iterates:
         return all_of_it
-    states = leaves_read(problem.chain.step, states, reads.outputs)
-    part = problem.part(states, reads.outputs)
+    states = leaves_reached(problem.chain.step, states, read.outputs, variables_read)
+    part = problem.part(states, read.outputs)
     if part is None:
         return all_of_it
     indices, tree = jax.tree.flatten(part)
@@ -262,7 +262,7 @@ def _of_states_read(
     results = dataclasses.replace(
         run,
         trajectory=partition(run.trajectory, states),
-        outputs=partition(run.outputs, reads.outputs),
+        outputs=partition(run.outputs, read.outputs),
         last=partition(run.last, states) if run.last else [],
     )
     params = {"call_jaxpr": program, "structures": _Structures(tree, jax.tree.structure(shapes))}
