@@ -91,6 +91,11 @@ class StateLayout:
             batch_shape,
         )
 
+    def part(self, kept: Sequence[bool]) -> Self:
+        """The layout of the leaves that are ``kept``."""
+        shapes, dtypes = partition(self.shapes, kept), partition(self.dtypes, kept)
+        return dataclasses.replace(self, shapes=tuple(shapes), dtypes=tuple(dtypes))
+
     @cached_property
     def sizes(self) -> list[int]:
         """The number of entries of each leaf."""

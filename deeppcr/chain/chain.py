@@ -61,16 +61,12 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
             f"the leaves of {name} differ in length along axis 0: {shown}; "
             "expected one entry per step in each."
         )
-    if lengths:
-        (of_arrays,) = set(lengths.values())
-        if length is not None and length != of_arrays:
-            raise ValueError(
-                f"length is {length}, but {name} has {of_arrays} entries along axis 0."
-            )
-        return of_arrays
-    if length is None:
+    of_arrays = next(iter(lengths.values()), length)
+    if of_arrays is None:
         raise ValueError(f"{name} has no arrays, so length is needed: the number of steps.")
-    return length
+    if length is not None and length != of_arrays:
+        raise ValueError(f"length is {length}, but {name} has {of_arrays} entries along axis 0.")
+    return of_arrays
 
 
 Adapt = Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], tuple[Any, Any]]]

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays.state import Leaves, floating, partition
 from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.step import Step, extended
 from depth.counts import named_axes, nbytes
@@ -72,7 +72,8 @@ def _drawing(step: Step) -> Program:
             collective += equation.outvars
         elif of_kind(within, "random") and not are_keys:
             random += equation.outvars
-    floats = filter(_floats, [*inputs, *program.constvars])
+    variables = [*inputs, *program.constvars]
+    floats = partition(variables, floating(variables))
     others = moved_by(program, [*program.invars[: step.states], *floats, *collective])
     by_inputs = moved_by(program, inputs)  # what is not is the same in all steps
     drawn = moved_by(program, by_inputs.intersection(random)) - others
@@ -82,7 +83,3 @@ def _drawing(step: Step) -> Program:
     is_read = read_by(first).__contains__
     constants = list(filter(is_read, program.constvars))
     return Program(constants, list(filter(is_read, inputs)), first, numbers)
-
-
-def _floats(variable: Any) -> bool:
-    return bool(jnp.issubdtype(variable.aval.dtype, jnp.inexact))

@@ -112,14 +112,12 @@ def part(chain: TracedChain, kept: Mask, outputs: Mask, states: Leaves) -> Trace
         states: all leaves of ``z_0 .. z_{L-1}``. Those not kept become further inputs, if kept
             leaves or outputs depend on them.
     """
-    step, layout = chain.step, chain.layout
+    step = chain.step
     also_read = [i for i, reads in enumerate(_also_read(step, kept, outputs)) if reads]
-    shapes = tuple(partition(layout.shapes, kept))
-    dtypes = tuple(partition(layout.dtypes, kept))
     return dataclasses.replace(
         chain,
         step=step_part(step, kept, outputs, also_read),
-        layout=dataclasses.replace(layout, shapes=shapes, dtypes=dtypes),
+        layout=chain.layout.part(kept),
         initial=partition(chain.initial, kept),
         inputs=[*chain.inputs, *(states[i] for i in also_read)],
         function=None,

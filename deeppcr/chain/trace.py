@@ -190,7 +190,7 @@ def _check_varies(name: str, before: Any, after: Any) -> None:
 
 def promote(before: Any, after: Any) -> Any:
     """A leaf of the state, promoted if it is weakly typed and the step returns a wider dtype."""
-    if is_weak(before) and before.dtype != after.dtype and _rank(before) <= _rank(after):
+    if before.dtype != after.dtype and _fits(after, before):
         return abstract(before, dtype=after.dtype)
     return before
 

@@ -179,7 +179,8 @@ class Problem:
         )
         if in_float32 is not None:
             step = step_part(in_float32.step, states, outputs)
-            in_float32 = dataclasses.replace(in_float32, step=step)
+            layout = in_float32.layout.part(states)
+            in_float32 = dataclasses.replace(in_float32, step=step, layout=layout)
         if examples is not None:
             one = jax.tree.unflatten(examples.problem, range(len(examples.axes)))
             indices, structure = jax.tree.flatten(one.part(states, outputs))
