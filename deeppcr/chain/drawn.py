@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from deeppcr.arrays.state import Leaves, floating, partition
 from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.step import Step, extended
-from depth.counts import named_axes, nbytes
+from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
     bind,
@@ -64,17 +64,14 @@ def _drawing(step: Step) -> Program:
         return Program([], [], [], [])
     inputs = program.invars[step.states :]
     random: list[Any] = []
-    collective: list[Any] = []
     for equation in program.eqns:
         within = equations(program._replace(eqns=[equation]))  # the equation itself, too
         are_keys = all(jnp.issubdtype(y.aval.dtype, jax.dtypes.prng_key) for y in equation.outvars)
-        if any(map(named_axes, within)):
-            collective += equation.outvars
-        elif of_kind(within, "random") and not are_keys:
+        if of_kind(within, "random") and not are_keys:
             random += equation.outvars
     variables = [*inputs, *program.constvars]
     floats = partition(variables, floating(variables))
-    others = moved_by(program, [*program.invars[: step.states], *floats, *collective])
+    others = moved_by(program, [*program.invars[: step.states], *floats])
     by_inputs = moved_by(program, inputs)  # what is not is the same in all steps
     drawn = moved_by(program, by_inputs.intersection(random)) - others
     rest = [each for each in program.eqns if drawn.isdisjoint(each.outvars)]
