@@ -259,11 +259,6 @@ def with_outputs(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], tuple[
     return named_after(step)(lambda state, inputs: (step(state, inputs), None))
 
 
-def _without_added(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``f`` as a step that ignores the inputs added to its own."""
-    return named_after(f)(lambda state, inputs: f(state, inputs.users))
-
-
 def _through(views: Sequence[Adapt], f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """What the chain makes of ``f``, a function with the signature of the user's step.
 
@@ -308,9 +303,7 @@ def trace_carry(
         step, captured = trace(_through(views, f), carry.state, Extended(first, driven))
     if is_solvable and not explicit_mesh(*xs):
         step, numbers = drawn_first(step, captured, xs, length)
-        if numbers:
-            views.append(_without_added)
-            xs = [*xs, *numbers]
+        xs = [*xs, *numbers]
     check_batch(carry.state, carry.state_names, batch_ndim, name)
     state = carry.state if obstacle is None else state
     variables = step.jaxpr.invars[step.states :]
@@ -338,16 +331,19 @@ def in_float32(chain: TracedChain) -> TracedChain:
     if chain.function is None or [z.dtype for z in initial] == list(chain.layout.dtypes):
         return chain
     state = jax.tree.unflatten(chain.step.state_tree, initial)
-    first = list(map(of_step, inputs))
+    first = chain.step.input_of(list(map(of_step, inputs)))
     try:
-        step, captured = trace(
-            chain.function, state, jax.tree.unflatten(chain.step.input_tree, first)
-        )
+        step, captured = trace(chain.function, state, first)
     except (TypeError, ValueError):  # dtypes that do not mix, or a state that is cast back
         return chain
     layout = StateLayout.of(initial, len(chain.layout.batch_shape))
     return dataclasses.replace(
-        chain, step=step, layout=layout, initial=initial, inputs=inputs, captured=captured
+        chain,
+        step=step,
+        layout=layout,
+        initial=initial,
+        inputs=inputs[: step.inputs],
+        captured=captured,
     )
 
 

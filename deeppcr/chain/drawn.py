@@ -5,6 +5,7 @@ that it has no derivative. Drawing it before the chain avoids redrawing it in ev
 Newton's method and in the gradient.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 
 from deeppcr.arrays.state import Leaves, floating, partition
 from deeppcr.chain.eager import compiled_once
-from deeppcr.chain.step import Step, extended
+from deeppcr.chain.step import Step
 from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
@@ -41,7 +42,7 @@ def drawn_first(step: Step, captured: Leaves, inputs: Leaves, length: int) -> tu
     drawn = compiled_once(_draw, step, arrays, constants)
     rest = needed(program, numbers, program.outvars)
     program = program._replace(invars=[*program.invars, *numbers], eqns=rest)
-    return extended(step, program, len(numbers)), drawn
+    return dataclasses.replace(step, jaxpr=program), drawn
 
 
 def _draw(step: Step, inputs: Leaves, captured: Leaves) -> Leaves:

@@ -77,7 +77,7 @@ def _key(static: Any, reasons: list[str]) -> Any:
     reasons += [reason] if reason else []
     example = _key(static.example, reasons)
     trees = static.state_tree, static.input_tree, static.output_tree
-    return program, example, static.states, static.inputs, trees, static.weak
+    return program, example, static.states, trees, static.weak
 
 
 @dataclasses.dataclass(frozen=True)

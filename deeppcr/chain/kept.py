@@ -22,7 +22,7 @@ import jax
 from deeppcr.arrays.avals import abstract_avals
 from deeppcr.arrays.state import Leaves, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.step import Step, extended
+from deeppcr.chain.step import Step
 from deeppcr.chain.trace import on_no_mesh
 from deeppcr.programs.cut_first import opened
 from deeppcr.programs.dependence import results_of
@@ -103,7 +103,8 @@ def _kept(step: Step, program: Program) -> Kept:
     )
     inputs = [type(value)(value.aval) for value in values]
     derivative = dataclasses.replace(
-        extended(step, program._replace(invars=[*program.invars, *inputs]), len(values)),
+        step,
+        jaxpr=program._replace(invars=[*program.invars, *inputs]),
         kept=tuple(zip(values, inputs, strict=True)),
     )
     return Kept(forward, derivative)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from deeppcr.arrays.avals import avals_of
 from deeppcr.arrays.state import Leaves, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.step import Step, extended
+from deeppcr.chain.step import Step
 from deeppcr.lower import kept as remembered
 from deeppcr.programs.calls import without_unused
 from deeppcr.programs.dependence import results_of
@@ -148,7 +148,7 @@ def _step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) 
         example = step_part(example, kept, outputs, also_read)
     program = _cut(step, kept, outputs, also_read)
     computed = set(results_of(program.eqns))
-    smaller = dataclasses.replace(
+    return dataclasses.replace(
         step,
         jaxpr=program,
         states=sum(kept),
@@ -158,7 +158,6 @@ def _step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) 
         example=example,
         kept=tuple(pair for pair in step.kept if pair[0] in computed),
     )
-    return extended(smaller, program, len(also_read)) if also_read else smaller
 
 
 def _cut(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) -> Program:

@@ -38,24 +38,17 @@ from depth.jaxprs import (
 
 
 class Extended(NamedTuple):
-    """The input of a step that takes more than the user's."""
+    """The input of a function that takes more than the user's."""
 
     users: Any
     added: Any
 
 
 def users_input(inputs: Any) -> Any:
-    """The input of the user's step, from that of a step that may take more."""
+    """The input of the user's function, from that of one that may take more."""
     while isinstance(inputs, Extended):
         inputs = inputs.users
     return inputs
-
-
-def extended(step: "Step", program: Program, more: int) -> "Step":
-    """The step of a program that takes ``more`` inputs, after its own."""
-    users = jax.tree.unflatten(step.input_tree, [0] * step.inputs)
-    tree = jax.tree.structure(Extended(users, [0] * more))
-    return dataclasses.replace(step, jaxpr=program, inputs=step.inputs + more, input_tree=tree)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,9 +61,9 @@ class Step:
         jaxpr: of ``(*state, *input) -> (*state, *outputs)``; its constants are the arrays that the
             function closes over.
         states: the number of leaves of a state.
-        inputs: the number of leaves of an input.
         state_tree: the structure of a state.
-        input_tree: the structure of an input.
+        input_tree: the structure of an input of the traced function. Its leaves are the first ones;
+            those that follow are values that the program takes instead of computing them.
         output_tree: the structure of the outputs of one step.
         effects: names of primitives with side effects, which must run once per step, in order; most
             steps have none.
@@ -83,7 +76,6 @@ class Step:
 
     jaxpr: Program
     states: int
-    inputs: int
     state_tree: Any
     input_tree: Any
     output_tree: Any
@@ -92,6 +84,15 @@ class Step:
     example: "Step | None" = None
     kept: tuple[tuple[Any, Any], ...] = ()
     memory: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
+
+    @property
+    def inputs(self) -> int:
+        """The number of leaves of an input."""
+        return len(self.jaxpr.invars) - self.states
+
+    def input_of(self, leaves: Sequence[Any]) -> Any:
+        """The input of the traced function, from the leaves of an input."""
+        return jax.tree.unflatten(self.input_tree, leaves[: self.input_tree.num_leaves])
 
     @cached_property
     def variables(self) -> list[Any]:

@@ -52,7 +52,6 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     step = Step(
         program,
         state_tree.num_leaves,
-        input_tree.num_leaves,
         state_tree,
         input_tree,
         output_tree,

@@ -111,7 +111,7 @@ class NewtonSolver:
             step=self.step,
             layout=self.layout,
             initial=cast(chain.initial, self.layout.dtypes),
-            inputs=cast(chain.inputs, of_inputs),
+            inputs=cast(chain.inputs[: len(of_inputs)], of_inputs),
             captured=self.captured,
         )
         end = iterate(
