@@ -105,8 +105,10 @@ class Carry:
     def state_names(self) -> list[str]:
         """A name for each leaf of the state."""
         parts = {"state": ("",), "complex": (".real", ".imag")}
-        pairs = zip(self.names, self.kinds, strict=True)
-        return [name + part for name, kind in pairs for part in parts.get(kind, ())]
+        names: list[str] = []
+        for name, kind in zip(self.names, self.kinds, strict=True):
+            names += [name + part for part in parts.get(kind, ())]
+        return names
 
     def split(self, leaves: Sequence[Any]) -> Leaves:
         """The leaves of the state, from a carry or a trajectory of carries."""
@@ -181,7 +183,11 @@ def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[Kind, 
         if same and (has_state or kinds[i] == "driven"):
             kinds[i] = "fixed"
     driven = [i for i, kind in enumerate(kinds) if kind == "driven"]
-    sources = dict(zip(driven, _sources(step, driven), strict=True))
+    if not driven:
+        return tuple(kinds)
+    program = step.jaxpr._replace(outvars=[step.jaxpr.outvars[i] for i in driven])
+    inputs = [frozenset([i]) for i in range(len(program.invars))]
+    sources = dict(zip(driven, dependence(program, inputs), strict=True))
     unknown = {i for i, kind in enumerate(kinds) if kind in SOLVED}
     while coupled := [i for i in driven if i not in unknown and unknown & sources[i]]:
         unknown.update(coupled)
@@ -215,11 +221,3 @@ def _run_ahead(
         return evaluate(step.jaxpr, step.jaxpr.environment(leaves), results), driven
 
     return lax.scan(body, partition(initial, moves), inputs, length, reverse)
-
-
-def _sources(step: Step, indices: Sequence[int]) -> list[frozenset[int]]:
-    """The inputs of the step's program that the next values of these leaves depend on."""
-    if not indices:
-        return []
-    program = step.jaxpr._replace(outvars=[step.jaxpr.outvars[i] for i in indices])
-    return dependence(program, [frozenset([i]) for i in range(len(program.invars))])
