@@ -126,6 +126,17 @@ def test_guesses_take_the_inputs_of_the_user(name):
     assert_agree(found, [expected] * 2)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_numbers_of_a_narrow_dtype_are_those_of_the_loop(dtype):
+    def step(z, key):
+        z = jnp.tanh(0.5 * z + noise(key, z))
+        return z, z
+
+    run = partial(deeppcr.scan, step, Z.astype(dtype), KEYS)
+    newton, loop = (run(method=method)[1].astype(float) for method in ("newton", "sequential"))
+    assert jnp.allclose(newton, loop, rtol=0, atol=0.02)
+
+
 def noisy(z, key):
     z = jnp.tanh(z) * jax.random.normal(key, z.shape, z.dtype)
     return z, z.sum()

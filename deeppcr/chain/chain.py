@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.arrays.avals import explicit_mesh, of_step, on_one_device, varying_axes
+from deeppcr.arrays.avals import avals_of, explicit_mesh, of_step, on_one_device, varying_axes
 from deeppcr.arrays.state import Leaves, StateLayout, cast, check_batch
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain.carry import Carry
@@ -25,7 +25,9 @@ from deeppcr.chain.obstacles import Obstacle, find_obstacle
 from deeppcr.chain.step import Extended, Step
 from deeppcr.chain.trace import trace
 from deeppcr.checks import check_type, describe, leaves_as_arrays, named_after, no_array
-from depth.jaxprs import vary
+from deeppcr.programs.dependence import results_of
+from depth.jaxprs import equations, vary
+from depth.primitives import of_kind
 
 
 def chain_length(inputs: Any, length: int | None, name: str) -> int:
@@ -325,7 +327,8 @@ def in_float32(chain: TracedChain) -> TracedChain:
     """The same chain computed in float32 or better.
 
     Iterates in bfloat16 or float16 stagnate far above the resolution of their dtype. A step that
-    casts to its narrow dtype is iterated in that dtype.
+    casts to its narrow dtype is iterated in that dtype; so is one that draws numbers of it, since
+    those of another dtype are others.
     """
     initial, inputs = [_widened(z) for z in chain.initial], [_widened(x) for x in chain.inputs]
     if chain.function is None or [z.dtype for z in initial] == list(chain.layout.dtypes):
@@ -336,6 +339,11 @@ def in_float32(chain: TracedChain) -> TracedChain:
         step, captured = trace(chain.function, state, first)
     except (TypeError, ValueError):  # dtypes that do not mix, or a state that is cast back
         return chain
+    if drawn := _types_drawn(step):
+        state = jax.tree.unflatten(chain.step.state_tree, chain.initial)
+        first = chain.step.input_of(list(map(of_step, chain.inputs)))
+        if drawn != _types_drawn(trace(chain.function, state, first)[0]):
+            return chain
     layout = StateLayout.of(initial, len(chain.layout.batch_shape))
     return dataclasses.replace(
         chain,
@@ -345,6 +353,11 @@ def in_float32(chain: TracedChain) -> TracedChain:
         inputs=inputs[: step.inputs],
         captured=captured,
     )
+
+
+def _types_drawn(step: Step) -> list[Any]:
+    """The types of the random bits that a step draws."""
+    return avals_of(results_of(of_kind(equations(step.jaxpr), "random")))
 
 
 def _widened(x: Array) -> Array:
