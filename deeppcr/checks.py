@@ -25,27 +25,23 @@ COLUMNS = 80  # of a printed line
 LONGEST = 80  # characters of a value that is printed in full
 # What arguments are called in jax, diffusers, diffrax, scipy and optimistix, and here, in order.
 ELSEWHERE = {
-    theirs: ours
-    for names, ours in {
-        "num_inference_steps num_steps n_steps timesteps num_timesteps": ("steps",),
-        "generator rng prng_key seed": ("key",),
-        "latents noise sample x0 x_0": ("x_t", "z0", "init", "x"),
-        "unet net network apply_fn": ("model", "layers"),
-        "scheduler": ("schedule",),
-        "fn func fun step body body_fun cell": ("f", "step", "program"),
-        "carry initial init_carry initial_state state y0 h0": ("init", "z0", "x_t"),
-        "inputs input sequence observations ts": ("xs", "x"),
-        "backward": ("reverse",),
-        "tol tolerance eps": ("rtol", "atol"),
-        "maxiter max_iter max_steps num_iterations n_iter": ("max_iterations", "iterations"),
-        "solver algorithm": ("method", "linear"),
-        "guess x_init": ("initial_guess", "guess"),
-        "jac jacobian": ("linearize",),
-        "batch_dims batch_axes batch_size": ("batch_ndim",),
-        "grad gradient backprop vjp": ("adjoint",),
-        "verbose callback": ("progress",),
-    }.items()
-    for theirs in names.split()
+    "num_inference_steps num_steps n_steps timesteps num_timesteps": ("steps",),
+    "generator rng prng_key seed": ("key",),
+    "latents noise sample x0 x_0": ("x_t", "z0", "init", "x"),
+    "unet net network apply_fn": ("model", "layers"),
+    "scheduler": ("schedule",),
+    "fn func fun step body body_fun cell": ("f", "step", "program"),
+    "carry initial init_carry initial_state state y0 h0": ("init", "z0", "x_t"),
+    "inputs input sequence observations ts": ("xs", "x"),
+    "backward": ("reverse",),
+    "tol tolerance eps": ("rtol", "atol"),
+    "maxiter max_iter max_steps num_iterations n_iter": ("max_iterations", "iterations"),
+    "solver algorithm": ("method", "linear"),
+    "guess x_init": ("initial_guess", "guess"),
+    "jac jacobian": ("linearize",),
+    "batch_dims batch_axes batch_size": ("batch_ndim",),
+    "grad gradient backprop vjp": ("adjoint",),
+    "verbose callback": ("progress",),
 }
 ENTRIES = 3  # of a list that are described, before "..."
 
@@ -215,8 +211,9 @@ def did_you_mean(value: Any, known: Iterable[str]) -> str:
     if not isinstance(value, str):
         return "."
     names = {name.lower(): name for name in known}
-    aliases = [name for name in ELSEWHERE.get(value.lower(), ()) if name in names]
-    near = aliases or difflib.get_close_matches(value.lower(), names, 1)
+    name = value.lower()
+    aliases = next((ours for theirs, ours in ELSEWHERE.items() if name in theirs.split()), ())
+    near = [*filter(names.__contains__, aliases), *difflib.get_close_matches(name, names, 1)]
     return f"; did you mean {names[near[0]]!r}?" if near else "."
 
 

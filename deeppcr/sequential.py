@@ -75,49 +75,38 @@ class Sequential:
         check_type("progress", self.progress, bool | Callable | None, EXPECTED)
         check_type("fused", self.fused, bool, "True or False")
 
-    def bind(self, chain: TracedChain, unpadded: TracedChain) -> "Sequential | FusedLoop":
-        """The solver of a chain."""
-        return FusedLoop.of(self, chain) if self.fused else self
-
-    def solve(self, chain: TracedChain) -> Run:
-        """All states, one after another."""
-        return _as_run(chain, *run_loop(chain, chain.initial, self.unroll))
-
-
-@dataclasses.dataclass(frozen=True)
-class FusedLoop:
-    """``Sequential(fused=True)`` for one chain."""
-
-    method: Sequential
-    step: FusedStep
-
-    @classmethod
-    def of(cls, method: Sequential, chain: TracedChain) -> Self:
-        """The loop of a chain.
+    def bind(self, chain: TracedChain, *_: Any) -> Self:
+        """The solver of a chain.
 
         Raises:
-            CannotFuse: it cannot be one kernel.
+            CannotFuse: with ``fused``, if the chain cannot be one kernel.
         """
         try:
-            return cls(method, fused_step(chain))
+            if self.fused:
+                fused_step(chain)
         except CannotFuse as error:
             raise CannotFuse(
                 f"fused=True, but this chain cannot be one kernel: {error}. Use fused=False."
             ) from None
+        return self
 
     def solve(self, chain: TracedChain) -> Run:
-        """All states; on a GPU by one kernel."""
-        if not is_for_gpus():
-            return self.method.solve(chain)
-        last, trajectory = fused_scan(
-            self.step, chain.initial, chain.inputs, chain.captured, False, chain.length
-        )
-        same = chain.step.outputs_in_state
-        if all(leaf is not None for leaf in same):
-            outputs = [trajectory[leaf] for leaf in same if leaf is not None]
-        else:
-            outputs = chain.outputs(chain.before(chain.initial, trajectory), trajectory)
-        return _as_run(chain, last, trajectory, outputs)
+        """All states, one after another; with ``fused``, on a GPU by one kernel."""
+        if self.fused and is_for_gpus():
+            return _by_kernel(chain)
+        return _as_run(chain, *run_loop(chain, chain.initial, self.unroll))
+
+
+def _by_kernel(chain: TracedChain) -> Run:
+    last, trajectory = fused_scan(
+        fused_step(chain), chain.initial, chain.inputs, chain.captured, False, chain.length
+    )
+    same = chain.step.outputs_in_state
+    if all(leaf is not None for leaf in same):
+        outputs = [trajectory[leaf] for leaf in same if leaf is not None]
+    else:
+        outputs = chain.outputs(chain.before(chain.initial, trajectory), trajectory)
+    return _as_run(chain, last, trajectory, outputs)
 
 
 def fused_step(chain: TracedChain) -> FusedStep:
@@ -175,15 +164,33 @@ def run_in_segments(
 ) -> tuple[Leaves, Leaves, Leaves]:
     """`run_loop` of ``size`` steps after another, each under `jax.checkpoint`."""
 
-    @partial(jax.checkpoint, prevent_cse=False)
-    def segment(state: Leaves, part: tuple[Array, Leaves], captured: Leaves) -> Any:
-        index, inputs = part
-        steps = dataclasses.replace(chain, inputs=inputs, captured=captured, length=len(index))
+    def run(steps: TracedChain, state: Leaves, _: Array) -> tuple[Leaves, tuple[Leaves, Leaves]]:
         last, states, outputs = run_loop(steps, state)
         return last, (states, outputs)
 
-    parts = jnp.arange(chain.length, dtype=jnp.int32), chain.inputs
-    last, (states, outputs) = scan_in_chunks(
-        partial(segment, captured=chain.captured), initial, parts, length=chain.length, size=size
-    )
+    last, (states, outputs) = in_segments(run, chain, initial, size)
     return last, states, outputs
+
+
+def in_segments(
+    run: Callable[[TracedChain, Any, Array], tuple[Any, Any]],
+    chain: TracedChain,
+    carry: Any,
+    size: int,
+) -> tuple[Any, Any]:
+    """``size`` steps of a chain after another: their derivative runs each segment again.
+
+    Args:
+        run: ``run(steps, carry, start) -> (carry, results)`` of the steps from ``start`` on.
+    """
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def segment(carry: Any, part: tuple[Array, Leaves], captured: Leaves) -> Any:
+        index, inputs = part
+        steps = dataclasses.replace(chain, inputs=inputs, captured=captured, length=len(index))
+        return run(steps, carry, index[0])
+
+    parts = jnp.arange(chain.length, dtype=jnp.int32), chain.inputs
+    return scan_in_chunks(
+        partial(segment, captured=chain.captured), carry, parts, length=chain.length, size=size
+    )

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.custom_derivatives import zero_from_primal
 
 from deeppcr.arrays.avals import like
-from deeppcr.arrays.state import zero_tangent
 from deeppcr.checks import folded
 from depth.report import table
 
@@ -239,7 +239,9 @@ class Run:
 
     def with_tangents(self, states: list[Any], outputs: list[Any], last: list[Any]) -> "Run":
         """The tangents of a run: statistics have none."""
-        stats, result, method = jax.tree.map(zero_tangent, (self.stats, self.result, self.method))
+        stats, result, method = jax.tree.map(
+            zero_from_primal, (self.stats, self.result, self.method)
+        )
         return Run(states, outputs, stats, result, method, last)
 
     @classmethod

@@ -106,6 +106,37 @@ def test_what_would_take_too_much_memory_is_drawn_by_the_steps(monkeypatch):
     assert_agree(loss(deeppcr.scan, step, W, z, xs), loss(jax.lax.scan, step, W, z, xs))
 
 
+@pytest.mark.parametrize("name", ["keys that are given", "a key that is carried"])
+def test_guesses_take_the_inputs_of_the_user(name):
+    step, z, xs = STEPS[name]
+    chain = deeppcr.Chain(partial(step, W), xs)
+
+    def constant(init, inputs):
+        assert jax.tree.structure(inputs) == jax.tree.structure(xs)
+        return jax.tree.map(lambda leaf: jnp.stack([leaf] * L), init)
+
+    def coarse(carry, inputs):
+        assert jax.tree.structure(inputs) == jax.tree.structure(xs)
+        return carry
+
+    solve = partial(deeppcr.solve, chain, z)
+    guesses = constant, deeppcr.Coarse(2, coarse)
+    methods = [*(deeppcr.Newton(initial_guess=guess) for guess in guesses), "sequential"]
+    *found, expected = [jax.tree.leaves(solve(method=each).value)[0] for each in methods]
+    assert_agree(found, [expected] * 2)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_numbers_of_a_narrow_dtype_are_those_of_the_loop(dtype):
+    def step(z, key):
+        z = jnp.tanh(0.5 * z + noise(key, z))
+        return z, z
+
+    run = partial(deeppcr.scan, step, Z.astype(dtype), KEYS)
+    newton, loop = (run(method=method)[1].astype(float) for method in ("newton", "sequential"))
+    assert jnp.allclose(newton, loop, rtol=0, atol=0.02)
+
+
 def noisy(z, key):
     z = jnp.tanh(z) * jax.random.normal(key, z.shape, z.dtype)
     return z, z.sum()

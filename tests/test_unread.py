@@ -123,6 +123,17 @@ def test_newton_iterates_for_what_is_read(batched):
     np.testing.assert_array_equal(found[1], expected[1])
 
 
+def test_newton_iterates_for_what_is_read_of_a_narrow_carry():
+    def step(carry, x):
+        h, energy = carry
+        h = jnp.tanh(0.5 * h + x)
+        return (h, 0.5 * energy + h.sum()), h
+
+    xs, init = XS.astype(jnp.bfloat16), (jnp.ones(3, jnp.bfloat16), jnp.zeros((), jnp.bfloat16))
+    newton = jax.jit(lambda: deeppcr.scan(step, init, xs, method="newton")[1])()
+    np.testing.assert_allclose(newton, jax.lax.scan(step, init, xs)[1], rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("by", ["default", "newton"])
 def test_a_function_under_jit_may_read_more_than_what_is_used(by):
     step = jax.jit(lambda z, x: ({"read": 0.5 * z["read"] + x, "not": 0.5 * z["not"] + 1}, ()))

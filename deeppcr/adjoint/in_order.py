@@ -22,7 +22,7 @@ from deeppcr.arrays.avals import avals_of, like, varying_axes
 from deeppcr.arrays.state import Leaves, add, combine, floating, partition
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.part import leaves_pulled
+from deeppcr.chain.part import leaves_reached, variables_pulled
 from deeppcr.linear.linear_map import LinearMap, solved
 from deeppcr.lower import each, kernels_run, scan_in_chunks
 
@@ -95,7 +95,7 @@ class InOrder(TangentEquations):
             return self._pulled(cotangents._replace(outputs=self._with_zeros(cotangents.outputs)))
         reached = [True] * len(states)
         if not (all(states) and all(outputs)):
-            reached = leaves_pulled(self.chain.step, states, outputs)
+            reached = leaves_reached(self.chain.step, states, outputs, variables_pulled)
         system = self if all(reached) and all(outputs) else self.part(reached, outputs)
         o = partition(cotangents.outputs, outputs)
         dz, dx, dc = system._pulled(Results(partition(g, reached), o, partition(last, reached)))

@@ -40,7 +40,7 @@ from deeppcr.arrays.state import Leaves, add, combine, partition
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.kept import keeping
-from deeppcr.chain.part import leaves_pulled
+from deeppcr.chain.part import leaves_reached, variables_pulled
 from deeppcr.checks import check_count
 from deeppcr.linear.linear_map import LinearMap, Part, solved
 from deeppcr.lower import each, scan_in_chunks
@@ -272,7 +272,7 @@ def _part(moves: Moves, tree: Any, used: Sequence[bool]) -> Part | None:
     """The system of the states that cotangents of the ``used`` leaves reach."""
     equations = InChunks(moves, *jax.tree.unflatten(tree, range(tree.num_leaves)))
     step = equations.chain.step
-    reached = leaves_pulled(step, used, [])
+    reached = leaves_reached(step, used, [], variables_pulled)
     part = equations.of_part(reached, [False] * (len(step.jaxpr.outvars) - step.states))
     if part is None:
         return None

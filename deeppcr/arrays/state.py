@@ -33,13 +33,6 @@ def combine(values: Sequence[Any], moves: Sequence[bool], moving: Iterable[Any])
     return [next(rest) if does else x for x, does in zip(values, moves, strict=True)]
 
 
-def zero_tangent(x: Array) -> Any:
-    """The tangent of a result that is not differentiated."""
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
-
-
 Leaves = list[Any]
 
 
@@ -97,6 +90,11 @@ class StateLayout:
             tuple(leaf.dtype for leaf in leaves),
             batch_shape,
         )
+
+    def part(self, kept: Sequence[bool]) -> Self:
+        """The layout of the leaves that are ``kept``."""
+        shapes, dtypes = partition(self.shapes, kept), partition(self.dtypes, kept)
+        return dataclasses.replace(self, shapes=tuple(shapes), dtypes=tuple(dtypes))
 
     @cached_property
     def sizes(self) -> list[int]:

@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.arrays.avals import abstract, is_weak, like, with_weak_type
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays.avals import is_weak, with_weak_type
+from deeppcr.arrays.state import Leaves, combine, partition
 from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.step import Extended, Step
 from deeppcr.checks import named_after
@@ -87,24 +87,11 @@ class Carry:
         self, step: Step, captured: Leaves, inputs: Leaves, length: int, reverse: bool
     ) -> Self:
         """The same, with the driven leaves of all steps, computed by `jax.lax.scan`."""
-        indices = tuple(i for i, kind in enumerate(self.kinds) if kind == "driven")
-        if not indices:
+        moves = tuple(kind == "driven" for kind in self.kinds)
+        if not any(moves):
             return self
-        count, sources = len(self.kinds), frozenset[int]().union(*_sources(step, indices))
-        inputs_read = tuple(i for i in range(len(inputs)) if count + i in sources)
-        arrays = lax.stop_gradient((captured, self.initial, [inputs[i] for i in inputs_read]))
-        static = step, indices, inputs_read, length, reverse
-        last, before = compiled_once(_run_ahead, static, *arrays)
-        return dataclasses.replace(self, before=before, last=last)
-
-    def unknown(self, length: int) -> Self:
-        """The same, with shapes instead of values that are unknown before the run.
-
-        For a plan, which needs only shapes.
-        """
-        pairs = zip(self.initial, self.kinds, strict=True)
-        last = [z for z, kind in pairs if kind in ("driven", "coupled")]
-        before = [abstract(z, (length, *z.shape)) for z in last]
+        arrays = lax.stop_gradient((captured, self.initial, inputs))
+        last, before = compiled_once(_run_ahead, (step, moves, length, reverse), *arrays)
         return dataclasses.replace(self, before=before, last=last)
 
     # -- between the carry and the state ----------------------------------------------------------
@@ -118,8 +105,10 @@ class Carry:
     def state_names(self) -> list[str]:
         """A name for each leaf of the state."""
         parts = {"state": ("",), "complex": (".real", ".imag")}
-        pairs = zip(self.names, self.kinds, strict=True)
-        return [name + part for name, kind in pairs for part in parts.get(kind, ())]
+        names: list[str] = []
+        for name, kind in zip(self.names, self.kinds, strict=True):
+            names += [name + part for part in parts.get(kind, ())]
+        return names
 
     def split(self, leaves: Sequence[Any]) -> Leaves:
         """The leaves of the state, from a carry or a trajectory of carries."""
@@ -194,7 +183,11 @@ def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[Kind, 
         if same and (has_state or kinds[i] == "driven"):
             kinds[i] = "fixed"
     driven = [i for i, kind in enumerate(kinds) if kind == "driven"]
-    sources = dict(zip(driven, _sources(step, driven), strict=True))
+    if not driven:
+        return tuple(kinds)
+    program = step.jaxpr._replace(outvars=[step.jaxpr.outvars[i] for i in driven])
+    inputs = [frozenset([i]) for i in range(len(program.invars))]
+    sources = dict(zip(driven, dependence(program, inputs), strict=True))
     unknown = {i for i, kind in enumerate(kinds) if kind in SOLVED}
     while coupled := [i for i in driven if i not in unknown and unknown & sources[i]]:
         unknown.update(coupled)
@@ -210,35 +203,21 @@ def _kind(dtype: Any) -> Kind:
 
 
 def _run_ahead(
-    static: tuple[Step, tuple[int, ...], tuple[int, ...], int, bool],
+    static: tuple[Step, tuple[bool, ...], int, bool],
     captured: Leaves,
     initial: Leaves,
     inputs: Leaves,
 ) -> tuple[Leaves, Leaves]:
-    """The leaves at ``indices`` after the last step, and before each.
+    """The leaves that are driven after the last step, and before each.
 
-    ``static``: the step, the indices, those of the ``inputs``, L, and whether the first is last.
+    ``static``: the step, which leaves these are, L, and whether the first step is the last.
     """
-    step, indices, inputs_read, length, reverse = static
-    variables, count = step.jaxpr.invars, step.states
-    results = [step.jaxpr.outvars[i] for i in indices]
-    driven = [variables[i] for i in indices]
-    values = dict(zip(step.jaxpr.constvars, captured, strict=True))
-    # The results are proven not to depend on the rest.
-    values |= dict(zip(variables[:count], initial, strict=True))
-    values |= {v: like(jnp.zeros(v.aval.shape, v.aval.dtype), v.aval) for v in variables[count:]}
+    step, moves, length, reverse = static
+    results = partition(step.jaxpr.outvars[: step.states], moves)
 
-    def body(state: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
-        now = dict(zip(driven, state, strict=True))
-        now |= dict(zip([variables[count + i] for i in inputs_read], xs, strict=True))
-        return evaluate(step.jaxpr, values | now, results), state
+    def body(driven: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
+        # The results are proven not to depend on the other leaves.
+        leaves = [*captured, *combine(initial, moves, driven), *xs]
+        return evaluate(step.jaxpr, step.jaxpr.environment(leaves), results), driven
 
-    return lax.scan(body, [initial[i] for i in indices], inputs, length, reverse)
-
-
-def _sources(step: Step, indices: Sequence[int]) -> list[frozenset[int]]:
-    """The inputs of the step's program that the next values of these leaves depend on."""
-    if not indices:
-        return []
-    program = step.jaxpr._replace(outvars=[step.jaxpr.outvars[i] for i in indices])
-    return dependence(program, [frozenset([i]) for i in range(len(program.invars))])
+    return lax.scan(body, partition(initial, moves), inputs, length, reverse)

@@ -16,8 +16,8 @@ import numpy as np
 from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.arrays.avals import explicit_mesh, of_step, on_one_device, varying_axes
-from deeppcr.arrays.state import Leaves, StateLayout, check_batch
+from deeppcr.arrays.avals import avals_of, explicit_mesh, of_step, on_one_device, varying_axes
+from deeppcr.arrays.state import Leaves, StateLayout, cast, check_batch
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.drawn import drawn_first
@@ -25,8 +25,9 @@ from deeppcr.chain.obstacles import Obstacle, find_obstacle
 from deeppcr.chain.step import Extended, Step
 from deeppcr.chain.trace import trace
 from deeppcr.checks import check_type, describe, leaves_as_arrays, named_after, no_array
-from deeppcr.lower import each
-from depth.jaxprs import vary
+from deeppcr.programs.dependence import results_of
+from depth.jaxprs import equations, vary
+from depth.primitives import of_kind
 
 
 def chain_length(inputs: Any, length: int | None, name: str) -> int:
@@ -62,16 +63,12 @@ def chain_length(inputs: Any, length: int | None, name: str) -> int:
             f"the leaves of {name} differ in length along axis 0: {shown}; "
             "expected one entry per step in each."
         )
-    if lengths:
-        (of_arrays,) = set(lengths.values())
-        if length is not None and length != of_arrays:
-            raise ValueError(
-                f"length is {length}, but {name} has {of_arrays} entries along axis 0."
-            )
-        return of_arrays
-    if length is None:
+    of_arrays = next(iter(lengths.values()), length)
+    if of_arrays is None:
         raise ValueError(f"{name} has no arrays, so length is needed: the number of steps.")
-    return length
+    if length is not None and length != of_arrays:
+        raise ValueError(f"length is {length}, but {name} has {of_arrays} entries along axis 0.")
+    return of_arrays
 
 
 Adapt = Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], tuple[Any, Any]]]
@@ -189,11 +186,6 @@ class TracedChain:
         """`__call__` for states as vectors ``[L, *batch, w]``."""
         return self.layout.flatten(self(self.layout.unflatten(vectors)))
 
-    @property
-    def evaluate_only(self) -> Callable[[Array], Array]:
-        """`evaluate`, not to be differentiated: with fewer kernels on a GPU."""
-        return each(self.evaluate)
-
     def outputs(self, states: Leaves, after: Leaves) -> Leaves:
         """The outputs of all steps, from ``z_0 .. z_{L-1}`` and ``z_1 .. z_L``."""
         outputs = jax.vmap(self.step.outputs, in_axes=(0, 0, 0, None))
@@ -269,11 +261,6 @@ def with_outputs(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], tuple[
     return named_after(step)(lambda state, inputs: (step(state, inputs), None))
 
 
-def _without_added(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``f`` as a step that ignores the inputs added to its own."""
-    return named_after(f)(lambda state, inputs: f(state, inputs.users))
-
-
 def _through(views: Sequence[Adapt], f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """What the chain makes of ``f``, a function with the signature of the user's step.
 
@@ -306,29 +293,22 @@ def trace_carry(
     first = jax.tree.unflatten(input_tree, list(map(of_step, xs)))
     views = [adapt] if adapt else []
     step, captured = trace(_through(views, f), jax.tree.unflatten(state_tree, initial), first)
-    pairs = zip(initial, step.dtypes, strict=True)
-    state = [z if z.dtype == dtype else z.astype(dtype) for z, dtype in pairs]
+    state = cast(initial, step.dtypes)
     carry = Carry.of(step, jax.tree.unflatten(state_tree, state), name)
     obstacle = find_obstacle(step, carry, [*state, *xs, *captured])
     is_solvable = obstacle is None and bool(carry.state_names)
-    if not carry.is_state:
-        if is_solvable:
-            carry = carry.ahead(step, captured, xs, length, reverse)
-            state = carry.state
-        else:
-            carry = carry.unknown(length)
-            state = jax.eval_shape(lambda: carry.state)
+    if is_solvable and not carry.is_state:
+        carry = carry.ahead(step, captured, xs, length, reverse)
         views.append(carry.step)
         xs = [*xs, *carry.before]
         driven = list(map(of_step, carry.before))
-        step, captured = trace(_through(views, f), state, Extended(first, driven))
+        step, captured = trace(_through(views, f), carry.state, Extended(first, driven))
     if is_solvable and not explicit_mesh(*xs):
         step, numbers = drawn_first(step, captured, xs, length)
-        if numbers:
-            views.append(_without_added)
-            xs = [*xs, *numbers]
+        xs = [*xs, *numbers]
+    check_batch(carry.state, carry.state_names, batch_ndim, name)
+    state = carry.state if obstacle is None else state
     variables = step.jaxpr.invars[step.states :]
-    check_batch(state, carry.state_names, batch_ndim, name)
     chain = TracedChain(
         step,
         StateLayout.of(state, batch_ndim),
@@ -347,23 +327,37 @@ def in_float32(chain: TracedChain) -> TracedChain:
     """The same chain computed in float32 or better.
 
     Iterates in bfloat16 or float16 stagnate far above the resolution of their dtype. A step that
-    casts to its narrow dtype is iterated in that dtype.
+    casts to its narrow dtype is iterated in that dtype; so is one that draws numbers of it, since
+    those of another dtype are others.
     """
     initial, inputs = [_widened(z) for z in chain.initial], [_widened(x) for x in chain.inputs]
     if chain.function is None or [z.dtype for z in initial] == list(chain.layout.dtypes):
         return chain
     state = jax.tree.unflatten(chain.step.state_tree, initial)
-    first = list(map(of_step, inputs))
+    first = chain.step.input_of(list(map(of_step, inputs)))
     try:
-        step, captured = trace(
-            chain.function, state, jax.tree.unflatten(chain.step.input_tree, first)
-        )
+        step, captured = trace(chain.function, state, first)
     except (TypeError, ValueError):  # dtypes that do not mix, or a state that is cast back
         return chain
+    if drawn := _types_drawn(step):
+        state = jax.tree.unflatten(chain.step.state_tree, chain.initial)
+        first = chain.step.input_of(list(map(of_step, chain.inputs)))
+        if drawn != _types_drawn(trace(chain.function, state, first)[0]):
+            return chain
     layout = StateLayout.of(initial, len(chain.layout.batch_shape))
     return dataclasses.replace(
-        chain, step=step, layout=layout, initial=initial, inputs=inputs, captured=captured
+        chain,
+        step=step,
+        layout=layout,
+        initial=initial,
+        inputs=inputs[: step.inputs],
+        captured=captured,
     )
+
+
+def _types_drawn(step: Step) -> list[Any]:
+    """The types of the random bits that a step draws."""
+    return avals_of(results_of(of_kind(equations(step.jaxpr), "random")))
 
 
 def _widened(x: Array) -> Array:

@@ -5,21 +5,22 @@ that it has no derivative. Drawing it before the chain avoids redrawing it in ev
 Newton's method and in the gradient.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays.state import Leaves, floating, partition
 from deeppcr.chain.eager import compiled_once
-from deeppcr.chain.step import Step, extended
-from depth.counts import named_axes, nbytes
+from deeppcr.chain.step import Step
+from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
     bind,
     equations,
-    has_side_effects,
     interpret,
+    moved_by,
     needed,
     read_by,
 )
@@ -41,7 +42,7 @@ def drawn_first(step: Step, captured: Leaves, inputs: Leaves, length: int) -> tu
     drawn = compiled_once(_draw, step, arrays, constants)
     rest = needed(program, numbers, program.outvars)
     program = program._replace(invars=[*program.invars, *numbers], eqns=rest)
-    return extended(step, program, len(numbers)), drawn
+    return dataclasses.replace(step, jaxpr=program), drawn
 
 
 def _draw(step: Step, inputs: Leaves, captured: Leaves) -> Leaves:
@@ -62,30 +63,21 @@ def _drawing(step: Step) -> Program:
     program = step.jaxpr
     if not of_kind(equations(program), "random"):  # most often
         return Program([], [], [], [])
-    fixed = {x for x in program.constvars if not _floats(x)}  # the same in all steps
-    discrete = {x for x in program.invars[step.states :] if not _floats(x)}
-    drawn: set[Any] = set()
+    inputs = program.invars[step.states :]
+    random: list[Any] = []
     for equation in program.eqns:
-        atoms = set(read_by([equation]))
         within = equations(program._replace(eqns=[equation]))  # the equation itself, too
-        acts = has_side_effects(equation) or any(map(named_axes, within))
-        if not atoms <= fixed | discrete | drawn or acts:
-            continue
         are_keys = all(jnp.issubdtype(y.aval.dtype, jax.dtypes.prng_key) for y in equation.outvars)
-        if atoms <= fixed:
-            fixed.update(equation.outvars)
-        elif atoms & drawn or (of_kind(within, "random") and not are_keys):
-            drawn.update(equation.outvars)
-        else:
-            discrete.update(equation.outvars)
+        if of_kind(within, "random") and not are_keys:
+            random += equation.outvars
+    variables = [*inputs, *program.constvars]
+    floats = partition(variables, floating(variables))
+    others = moved_by(program, [*program.invars[: step.states], *floats])
+    by_inputs = moved_by(program, inputs)  # what is not is the same in all steps
+    drawn = moved_by(program, by_inputs.intersection(random)) - others
     rest = [each for each in program.eqns if drawn.isdisjoint(each.outvars)]
     numbers = [x for x in read_by(rest, program.outvars) if x in drawn]
     first = needed(program, (), numbers)
-    variables = read_by(first)
-    constants = [x for x in program.constvars if x in variables]
-    inputs = [x for x in program.invars[step.states :] if x in variables]
-    return Program(constants, inputs, first, numbers)
-
-
-def _floats(variable: Any) -> bool:
-    return bool(jnp.issubdtype(variable.aval.dtype, jnp.inexact))
+    is_read = read_by(first).__contains__
+    constants = list(filter(is_read, program.constvars))
+    return Program(constants, list(filter(is_read, inputs)), first, numbers)

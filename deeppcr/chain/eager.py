@@ -9,7 +9,7 @@ holds no arrays of the user.
 import dataclasses
 import logging
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -19,7 +19,6 @@ from deeppcr.chain.step import Step
 from deeppcr.lower import is_eager
 from deeppcr.programs.signature import signature
 
-_SAID: set[str] = set()
 _log = logging.getLogger("deeppcr")
 
 
@@ -49,18 +48,22 @@ def program_key(static: Any) -> Any | None:
     reasons: list[str] = []
     key = _key(static, reasons)
     for reason in reasons:
-        if reason not in _SAID:
-            _SAID.add(reason)
-            _log.warning(
-                "A step is recompiled at every call outside jax.jit, because its program contains "
-                "%s. Call it under jax.jit, or pass that value as an input.",
-                reason,
-            )
+        _say(reason)
     try:
         hash(key)
     except TypeError:  # an option that holds arrays
         return None
     return None if reasons else key
+
+
+@cache
+def _say(reason: str) -> None:
+    """Log why a step is compiled again, once for each reason."""
+    _log.warning(
+        "A step is recompiled at every call outside jax.jit, because its program contains "
+        "%s. Call it under jax.jit, or pass that value as an input.",
+        reason,
+    )
 
 
 def _key(static: Any, reasons: list[str]) -> Any:
@@ -74,7 +77,7 @@ def _key(static: Any, reasons: list[str]) -> Any:
     reasons += [reason] if reason else []
     example = _key(static.example, reasons)
     trees = static.state_tree, static.input_tree, static.output_tree
-    return program, example, static.states, static.inputs, trees, static.weak
+    return program, example, static.states, trees, static.weak
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,14 +16,13 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from itertools import filterfalse
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import jax
 
 from deeppcr.arrays.avals import abstract_avals
 from deeppcr.arrays.state import Leaves, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.step import Step, extended
+from deeppcr.chain.step import Step
 from deeppcr.chain.trace import on_no_mesh
 from deeppcr.programs.cut_first import opened
 from deeppcr.programs.dependence import results_of
@@ -49,8 +48,6 @@ FEWER = 2  # times the bytes of a value are those from which it follows, if it i
 # so many operations of products. The C library returns larger arrays to the system, and each of
 # their pages costs time again: GRU, 16 units, batch 8, L = 10000, 34 MB: 1.5 times the time of 15.
 MOST, PER_BYTE = 3 << 23, 64
-
-_KEPT: WeakKeyDictionary[Step, "Kept | None"] = WeakKeyDictionary()
 
 
 class Kept(NamedTuple):
@@ -84,22 +81,19 @@ def keeping(chain: TracedChain) -> Kept | None:
     step = chain.step
     if step.not_differentiable or step.forwards_only:
         return None
-    if step not in _KEPT:
+    if "kept" not in step.memory:
         with on_no_mesh():
-            _KEPT[step] = _kept(step, opened(step.jaxpr))
-    kept = _KEPT[step]
-    if kept is None:
-        return None
+            step.memory["kept"] = _kept(step, opened(step.jaxpr))
+    kept: Kept = step.memory["kept"]
     values = sum(kept.sizes)
     is_small = chain.length * (step.state_bytes + values) <= MOST
-    return kept if is_small or products_of(step.jaxpr) >= PER_BYTE * values else None
+    is_worth = is_small or products_of(step.jaxpr) >= PER_BYTE * values
+    return kept if is_worth and kept.derivative.kept else None
 
 
-def _kept(step: Step, program: Program) -> Kept | None:
+def _kept(step: Step, program: Program) -> Kept:
     """See `keeping`; ``program``: of the step, with calls opened."""
     values = _chosen(program, step.states)
-    if not values:
-        return None
     count = len(program.outvars) - step.states + len(values)
     forward = dataclasses.replace(
         step,
@@ -109,7 +103,8 @@ def _kept(step: Step, program: Program) -> Kept | None:
     )
     inputs = [type(value)(value.aval) for value in values]
     derivative = dataclasses.replace(
-        extended(step, program._replace(invars=[*program.invars, *inputs]), len(values)),
+        step,
+        jaxpr=program._replace(invars=[*program.invars, *inputs]),
         kept=tuple(zip(values, inputs, strict=True)),
     )
     return Kept(forward, derivative)

@@ -5,9 +5,9 @@ derivative must not keep them with zeros either: zero times an infinite derivati
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from deeppcr.arrays.avals import avals_of
 from deeppcr.arrays.state import Leaves, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.step import Step, extended
+from deeppcr.chain.step import Step
+from deeppcr.lower import kept as remembered
 from deeppcr.programs.calls import without_unused
 from deeppcr.programs.dependence import results_of
 from depth.jaxprs import (
@@ -25,6 +26,7 @@ from depth.jaxprs import (
     inside,
     is_literal,
     live_equations,
+    needed,
     read_by,
     without_constants,
 )
@@ -35,32 +37,35 @@ FLAT = frozenset({"ceil", "floor", "nextafter", "round", "sign", "stop_gradient"
 
 Mask = Sequence[bool]  # of the leaves of the state, or of the outputs
 
-_PARTS: WeakKeyDictionary[Step, dict[Any, Step]] = WeakKeyDictionary()
 
+def leaves_reached(
+    step: Step,
+    states: Mask,
+    outputs: Mask,
+    reach: Callable[[Program, Leaves], Collection[Any]],
+) -> list[bool]:
+    """The leaves of the state that these leaves and outputs reach in any number of steps.
 
-def leaves_read(step: Step, states: Mask, outputs: Mask) -> list[bool]:
-    """These leaves of the state, and all that their equations, and those of these outputs, read."""
-    kept = list(states)
-    while any(also_read := _also_read(step, kept, outputs)):
-        kept = [a or b for a, b in zip(kept, also_read, strict=True)]
-    return kept
-
-
-def leaves_pulled(step: Step, states: Mask, outputs: Mask) -> list[bool]:
-    """The leaves of the state that cotangents of these leaves and outputs reach, and these."""
-    program = step.evaluated
-    before, after = program.invars[: step.states], program.outvars[: step.states]
-    results = partition(program.outvars[step.states :], outputs) if outputs else []
+    And these. ``reach``: the variables that results of a program reach: `variables_read`, or by
+    cotangents `variables_pulled`.
+    """
+    program, count = step.evaluated, step.states
+    end = partition(program.outvars[count:], outputs) if outputs else []
     kept = list(states)
     while True:
-        reached = _pulled(program, [*partition(after, kept), *results])
-        more = [keeps or z in reached for keeps, z in zip(kept, before, strict=True)]
+        reached = reach(program, [*partition(program.outvars[:count], kept), *end])
+        more = [keeps or z in reached for keeps, z in zip(kept, program.invars, strict=False)]
         if more == kept:
             return kept
         kept = more
 
 
-def _pulled(program: Any, results: Collection[Any]) -> set[Any]:
+def variables_read(program: Program, results: Leaves) -> Collection[Any]:
+    """The variables that these results, and the equations that compute them, read."""
+    return read_by(needed(program, (), results), results)
+
+
+def variables_pulled(program: Any, results: Collection[Any]) -> set[Any]:
     """The variables of a program that cotangents of these results reach."""
     pulled = set(filter(_has_tangent, results))
     for equation in reversed(program.eqns):
@@ -75,7 +80,7 @@ def _operands_pulled(equation: Any, reached: Sequence[bool]) -> Sequence[Any]:
     inner = called(equation) if primitive(equation).kind == "call" else None
     if inner is not None:
         body = without_constants(inner)
-        within = _pulled(body, partition(body.outvars, reached))
+        within = variables_pulled(body, partition(body.outvars, reached))
         return partition(equation.invars, [x in within for x in body.invars])
     if not inside(equation):
         return equation.invars
@@ -107,14 +112,12 @@ def part(chain: TracedChain, kept: Mask, outputs: Mask, states: Leaves) -> Trace
         states: all leaves of ``z_0 .. z_{L-1}``. Those not kept become further inputs, if kept
             leaves or outputs depend on them.
     """
-    step, layout = chain.step, chain.layout
+    step = chain.step
     also_read = [i for i, reads in enumerate(_also_read(step, kept, outputs)) if reads]
-    shapes = tuple(partition(layout.shapes, kept))
-    dtypes = tuple(partition(layout.dtypes, kept))
     return dataclasses.replace(
         chain,
         step=step_part(step, kept, outputs, also_read),
-        layout=dataclasses.replace(layout, shapes=shapes, dtypes=dtypes),
+        layout=chain.layout.part(kept),
         initial=partition(chain.initial, kept),
         inputs=[*chain.inputs, *(states[i] for i in also_read)],
         function=None,
@@ -124,10 +127,9 @@ def part(chain: TracedChain, kept: Mask, outputs: Mask, states: Leaves) -> Trace
 
 def _also_read(step: Step, kept: Mask, outputs: Mask) -> list[bool]:
     """The leaves of the state that are read, but not ``kept``."""
-    states = step.jaxpr.invars[: step.states]
-    program = _cut(step, kept, outputs, list(range(step.states)))
-    read = read_by(program.eqns, program.outvars)
-    return [not keeps and z in read for keeps, z in zip(kept, states, strict=True)]
+    program = step.jaxpr
+    read = variables_read(program, partition(program.outvars, [*kept, *outputs]))
+    return [not keeps and z in read for keeps, z in zip(kept, program.invars, strict=False)]
 
 
 def step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int] = ()) -> Step:
@@ -135,26 +137,27 @@ def step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int] = 
 
     Made once for a step, since what is known of a step is stored by step.
     """
-    parts = _PARTS.setdefault(step, {})
     key = tuple(kept), tuple(outputs), tuple(also_read)
-    if key not in parts:
-        example = step.example
-        # That of a loop which keeps values has not these outputs; it tells of examples alone.
-        has_all_outputs = example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars)
-        program = _cut(step, *key)
-        computed = set(results_of(program.eqns))
-        smaller = dataclasses.replace(
-            step,
-            jaxpr=program,
-            states=sum(kept),
-            state_tree=jax.tree.structure([0] * sum(kept)),
-            output_tree=jax.tree.structure([0] * sum(outputs)),
-            weak=tuple(partition(step.weak, [*kept, *outputs])),
-            example=step_part(example, *key) if example and has_all_outputs else example,
-            kept=tuple(pair for pair in step.kept if pair[0] in computed),
-        )
-        parts[key] = extended(smaller, program, len(also_read)) if also_read else smaller
-    return parts[key]
+    return remembered(step.memory, key, partial(_step_part, step, *key))
+
+
+def _step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) -> Step:
+    example = step.example
+    # That of a loop which keeps values has not these outputs; it tells of examples alone.
+    if example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars):
+        example = step_part(example, kept, outputs, also_read)
+    program = _cut(step, kept, outputs, also_read)
+    computed = set(results_of(program.eqns))
+    return dataclasses.replace(
+        step,
+        jaxpr=program,
+        states=sum(kept),
+        state_tree=jax.tree.structure([0] * sum(kept)),
+        output_tree=jax.tree.structure([0] * sum(outputs)),
+        weak=tuple(partition(step.weak, [*kept, *outputs])),
+        example=example,
+        kept=tuple(pair for pair in step.kept if pair[0] in computed),
+    )
 
 
 def _cut(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) -> Program:

@@ -27,34 +27,28 @@ from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
     Replacement,
+    bind,
     called,
     equations,
     inside,
+    interpret,
     is_literal,
     names,
-    needed,
 )
 
 
 class Extended(NamedTuple):
-    """The input of a step that takes more than the user's."""
+    """The input of a function that takes more than the user's."""
 
     users: Any
     added: Any
 
 
 def users_input(inputs: Any) -> Any:
-    """The input of the user's step, from that of a step that may take more."""
+    """The input of the user's function, from that of one that may take more."""
     while isinstance(inputs, Extended):
         inputs = inputs.users
     return inputs
-
-
-def extended(step: "Step", program: Program, more: int) -> "Step":
-    """The step of a program that takes ``more`` inputs, after its own."""
-    users = jax.tree.unflatten(step.input_tree, [0] * step.inputs)
-    tree = jax.tree.structure(Extended(users, [0] * more))
-    return dataclasses.replace(step, jaxpr=program, inputs=step.inputs + more, input_tree=tree)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,9 +61,9 @@ class Step:
         jaxpr: of ``(*state, *input) -> (*state, *outputs)``; its constants are the arrays that the
             function closes over.
         states: the number of leaves of a state.
-        inputs: the number of leaves of an input.
         state_tree: the structure of a state.
-        input_tree: the structure of an input.
+        input_tree: the structure of an input of the traced function. Its leaves are the first ones;
+            those that follow are values that the program takes instead of computing them.
         output_tree: the structure of the outputs of one step.
         effects: names of primitives with side effects, which must run once per step, in order; most
             steps have none.
@@ -77,11 +71,11 @@ class Step:
             outputs. In the jaxpr only outputs may be weakly typed.
         example: the step of one example, if this one is its `jax.vmap`: see `examples.py`.
         kept: variables whose values are inputs, and the variables of these: see `kept.py`.
+        memory: what has been made of this step, by what it is.
     """
 
     jaxpr: Program
     states: int
-    inputs: int
     state_tree: Any
     input_tree: Any
     output_tree: Any
@@ -89,16 +83,21 @@ class Step:
     weak: tuple[bool, ...] = ()
     example: "Step | None" = None
     kept: tuple[tuple[Any, Any], ...] = ()
+    memory: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
+
+    @property
+    def inputs(self) -> int:
+        """The number of leaves of an input."""
+        return len(self.jaxpr.invars) - self.states
+
+    def input_of(self, leaves: Sequence[Any]) -> Any:
+        """The input of the traced function, from the leaves of an input."""
+        return jax.tree.unflatten(self.input_tree, leaves[: self.input_tree.num_leaves])
 
     @cached_property
     def variables(self) -> list[Any]:
         """Those of state, input and captured arrays, in the program that is evaluated."""
         return [*self.jaxpr.invars, *self.jaxpr.constvars]
-
-    @cached_property
-    def _in_loop(self) -> Order:
-        """How one step is evaluated: as the user wrote it."""
-        return Order(needed(self.jaxpr, set(self.variables), self.jaxpr.outvars), set(), {})
 
     @cached_property
     def evaluated(self) -> Program:
@@ -247,7 +246,7 @@ class Step:
     ) -> tuple[Leaves, Leaves]:
         """The next state and the outputs, by the user's own program: for the sequential loop."""
         environment = self.jaxpr.environment([*captured, *state, *inputs])
-        values = evaluate(self.jaxpr, environment, self.jaxpr.outvars, order=self._in_loop)
+        values = interpret(self.jaxpr, environment, self.jaxpr.outvars, bind)
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, after: Leaves, captured: Leaves) -> Leaves:

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.arrays.avals import abstract, avals_of, is_weak, varying_axes
+from deeppcr.arrays.avals import abstract, is_weak, varying_axes
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.step import Step
 from deeppcr.checks import describe, leaves_as_arrays, named_after
 from deeppcr.programs.effects import couples_devices, side_effects
 from deeppcr.programs.retrace import retyped
-from depth.jaxprs import Program, is_reference, vary, without_constants
+from depth.jaxprs import Program, is_reference, vary
 
 
 def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> tuple[Step, Leaves]:
@@ -40,26 +40,23 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     """
     try:
         with on_no_mesh():
-            closed, output_tree = _promoted(f, state, inputs)
+            closed, output_tree, returned = _promoted(f, state, inputs)
     except Exception:
         if jax.sharding.get_abstract_mesh().empty:
             raise
-        closed, output_tree = _promoted(f, state, inputs)  # it may name shardings of this mesh
+        # It may name shardings of this mesh.
+        closed, output_tree, returned = _promoted(f, state, inputs)
     state_tree: Any = jax.tree.structure(state)
     input_tree: Any = jax.tree.structure(inputs)
-    states = state_tree.num_leaves
     program = Program.of(closed)
-    end = len(program.outvars) - states
-    outputs = avals_of(program.outvars[states:end])
     step = Step(
-        program._replace(outvars=program.outvars[:end]),
-        states,
-        input_tree.num_leaves,
+        program,
+        state_tree.num_leaves,
         state_tree,
         input_tree,
         output_tree,
         side_effects(closed),
-        weak=tuple(map(is_weak, [*_returned(program, states), *outputs])),
+        weak=tuple(map(is_weak, returned)),
     )
     constants = zip(program.constvars, closed.consts, strict=True)
     # Constants may be numbers and numpy arrays.
@@ -67,27 +64,32 @@ def trace(f: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> 
     return _varying_equally(step, captured)
 
 
-def _promoted(f: Callable[[Any, Any], Any], state: Any, inputs: Any) -> tuple[Any, Any]:
+def _promoted(
+    f: Callable[[Any, Any], Any], state: Any, inputs: Any
+) -> tuple[Any, Any, Sequence[Any]]:
     """See `_program`: of a state with the dtypes that ``f`` returns."""
     leaves, tree = jax.tree.flatten(state)
-    closed, output_tree = _program(f, state, inputs)
-    promoted = list(map(promote, leaves, _returned(closed, len(leaves))))
+    traced = _program(f, state, inputs)
+    promoted = list(map(promote, leaves, traced[2]))
     if any(map(operator.is_not, promoted, leaves)):  # once, as jax does
         state = jax.tree.unflatten(tree, promoted)
-        closed, output_tree = _program(f, state, inputs)
-    check_same_state(state, _returned(closed, len(leaves)))
-    return closed, output_tree
+        traced = _program(f, state, inputs)
+    check_same_state(state, traced[2])
+    return traced
 
 
-def _program(f: Callable[[Any, Any], Any], state: Any, inputs: Any) -> tuple[Any, Any]:
-    """The program of ``(state, input) -> (*after, *outputs, *returned)``.
+def _program(
+    f: Callable[[Any, Any], Any], state: Any, inputs: Any
+) -> tuple[Any, Any, Sequence[Any]]:
+    """The program of ``(state, input) -> (*after, *outputs)``.
 
-    ``after`` are the leaves that f has ``returned``, in the dtypes of the state. Also the structure
-    of the outputs.
+    ``after`` are the leaves that f has returned, in the dtypes of the state. Also the structure of
+    the outputs, and the types of what f has returned, state and outputs.
     """
+    returned: list[Any] = []
 
     @named_after(f)
-    def step(before: Any, inputs: Any) -> tuple[Leaves, Any, Leaves]:
+    def step(before: Any, inputs: Any) -> tuple[Leaves, Any]:
         leaves = jax.tree.leaves(before)  # taken now: the step may change its argument
         result = f(before, inputs)
         if not isinstance(result, tuple | list) or len(result) != 2:
@@ -97,19 +99,14 @@ def _program(f: Callable[[Any, Any], Any], state: Any, inputs: Any) -> tuple[Any
             )
         next_state, outputs = result
         check_same_structure(state, next_state)
-        returned = leaves_as_arrays("the next state", next_state)
-        after = list(map(with_type_of, leaves, returned))
+        after = leaves_as_arrays("the next state", next_state)
         ys = leaves_as_arrays("y", outputs)
-        return after, jax.tree.unflatten(jax.tree.structure(outputs), ys), returned
+        returned[:] = map(jax.typeof, [*after, *ys])
+        after = list(map(with_type_of, leaves, after))
+        return after, jax.tree.unflatten(jax.tree.structure(outputs), ys)
 
     closed, shapes = jax.make_jaxpr(step, return_shape=True)(state, inputs)
-    return closed, jax.tree.structure(shapes[1])
-
-
-def _returned(closed: Any, states: int) -> Leaves:
-    """The types of the state that the user's function has returned, in a `_program`."""
-    outvars = without_constants(closed).outvars
-    return avals_of(outvars[len(outvars) - states :])
+    return closed, jax.tree.structure(shapes[1]), returned
 
 
 def _varying_equally(step: Step, captured: Leaves) -> tuple[Step, Leaves]:
@@ -147,11 +144,11 @@ def check_same_structure(before: Any, after: Any) -> None:
 
 
 def check_same_state(before: Any, returned: Sequence[Any]) -> None:
-    """Raise unless the ``returned`` leaves have the shapes and dtypes of the state ``before``.
+    """Raise unless the leaves that are ``returned`` first have the types of the state ``before``.
 
     Weakly typed ones may have less than these dtypes.
     """
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(before), returned, strict=True):
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(before), returned, strict=False):
         name = f"state{jax.tree_util.keystr(path)}"
         if a.shape != b.shape or not _fits(a, b):
             remedy = f" Give the initial state dtype {b.dtype}, or cast what the step returns."
@@ -192,7 +189,7 @@ def _check_varies(name: str, before: Any, after: Any) -> None:
 
 def promote(before: Any, after: Any) -> Any:
     """A leaf of the state, promoted if it is weakly typed and the step returns a wider dtype."""
-    if is_weak(before) and before.dtype != after.dtype and _rank(before) <= _rank(after):
+    if before.dtype != after.dtype and _fits(after, before):
         return abstract(before, dtype=after.dtype)
     return before
 

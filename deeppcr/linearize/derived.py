@@ -152,7 +152,7 @@ class Surrogate(Linearization):
     def traced(self, chain: TracedChain) -> Linearization:
         assert chain.adapt is not None
         state = jax.tree.unflatten(chain.step.state_tree, list(map(abstract, chain.initial)))
-        inputs = jax.tree.unflatten(chain.step.input_tree, list(map(of_step, chain.inputs)))
+        inputs = chain.step.input_of(list(map(of_step, chain.inputs)))
         try:
             step, captured = trace(chain.adapt(self.step), state, inputs)
         except TypeError as error:

@@ -80,7 +80,7 @@ class Scalar(Linearization):
             )
         if self.of_input is not None:
             avals = avals_of(step.jaxpr.invars[step.states :])
-            inputs = users_input(jax.tree.unflatten(step.input_tree, avals))
+            inputs = users_input(step.input_of(avals))
             results = jax.tree.leaves(jax.eval_shape(self.of_input, inputs))
             shapes = [list(leaf.shape) for leaf in results]
             if shapes != [[]]:
@@ -93,7 +93,7 @@ class Scalar(Linearization):
         length = len(states)
         if self.of_input is not None:
             of_input = self.of_input
-            inputs = users_input(jax.tree.unflatten(chain.step.input_tree, chain.inputs))
+            inputs = users_input(chain.step.input_of(chain.inputs))
             scalar = jax.vmap(lambda x: jnp.asarray(of_input(x)), axis_size=length)(inputs)
         else:
             scalar = jnp.asarray(self.coefficient)

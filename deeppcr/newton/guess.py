@@ -71,7 +71,7 @@ class Coarse:
 
     def _users_step(self, carry: Carry, chain: TracedChain, state: Leaves, xs: Leaves) -> Leaves:
         assert self.step is not None
-        inputs = jax.tree.unflatten(chain.step.input_tree, xs)
+        inputs = chain.step.input_of(xs)
         x, driven = (inputs, []) if carry.is_state else inputs
         # The carry before the first of the steps that the coarse one replaces.
         after = self.step(carry.join(state, [before[0] for before in driven]), x)
@@ -136,7 +136,7 @@ def users_guess(guess: Guess, carry: Carry, chain: TracedChain) -> Leaves:
         leaves: Leaves = guess.trajectory(carry, chain)
     else:
         if callable(guess):
-            inputs = jax.tree.unflatten(chain.step.input_tree, chain.inputs)
+            inputs = chain.step.input_of(chain.inputs)
             initial = jax.tree.unflatten(carry.tree, carry.initial)
             guess = guess(initial, inputs if carry.is_state else inputs.users)
         leaves = _states("initial_guess has", guess, carry, (chain.length,), ": a trajectory")

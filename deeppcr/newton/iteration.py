@@ -25,7 +25,7 @@ from deeppcr.checks import option_tree
 from deeppcr.linear import Blocks, LinearSolver
 from deeppcr.linearize import Linearization
 from deeppcr.loops import ITERATION, STEP, iterate, named
-from deeppcr.lower import Opening, in_place, once_unless, opening
+from deeppcr.lower import Opening, each, in_place, once_unless, opening
 from deeppcr.newton import one_kernel
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.convergence import ROUNDING, Criterion, Evaluation
@@ -111,7 +111,7 @@ class NewtonSolver:
             step=self.step,
             layout=self.layout,
             initial=cast(chain.initial, self.layout.dtypes),
-            inputs=cast(chain.inputs, of_inputs),
+            inputs=cast(chain.inputs[: len(of_inputs)], of_inputs),
             captured=self.captured,
         )
         end = iterate(
@@ -221,7 +221,7 @@ class NewtonSolver:
         """The iterate with ``f`` applied to its states, and how far they have converged."""
         window = chain.window(now.window.start, self.window)
         origin = window.axis.before(now.window.entry, now.states)
-        value = window.evaluate_only(origin)
+        value = each(window.evaluate)(origin)  # with fewer kernels on a GPU
         criterion = self._criterion(now.window.start)
 
         def tested() -> Convergence:

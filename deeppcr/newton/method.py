@@ -27,7 +27,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.chain.chain import TracedChain, in_float32
+from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import (
     check_count,
     check_tolerance,
@@ -239,13 +239,14 @@ class Newton:
                     f"option; expected {field.default!r}, or fused=False."
                 )
 
-    def bind(self, chain: TracedChain, unpadded: TracedChain) -> NewtonSolver:
+    def bind(self, chain: TracedChain, widened: TracedChain, length: int) -> NewtonSolver:
         """The solver of ``chain``, with every option resolved.
 
-        ``unpadded``: the chain as the user has it, without steps that were added for even shards.
+        Args:
+            widened: the same in float32 or better, perhaps without initial state and inputs.
+            length: of the user's chain, without steps that were added for even shards.
         """
-        widened = in_float32(chain)
-        choice = self._choose(widened, unpadded.length)
+        choice = self._choose(widened, length)
         is_newton = choice.is_exact
         # Slowly converging iterations must reach the rounding of the working dtype; Newton's
         # method, which converges quadratically, that of the chain's dtype.
@@ -267,20 +268,20 @@ class Newton:
         guess: Any = self.initial_guess  # a name, or leaves by now
         return NewtonSolver(
             linearization=choice.bind(),
-            guess=guess if isinstance(guess, str) else self._along(chain, unpadded, guess),
-            atol=None if is_number(self.atol) else self._along(chain, unpadded, [self.atol])[0],
+            guess=guess if isinstance(guess, str) else self._along(chain, length, guess),
+            atol=None if is_number(self.atol) else self._along(chain, length, [self.atol])[0],
             captured=widened.captured,
             damping=self.damping,
             acceleration=self.acceleration,
             record=self.record,
-            progress=Reporter(self.progress, unpadded.length) if self.progress else None,
+            progress=Reporter(self.progress, length) if self.progress else None,
             on_failure=self.on_failure,
             fused=self.fused,
             solver=solver_on(chain.axis, find_solver(self.linear)),
             criterion=criterion,
             budget=min(self.max_iterations or usual, most),
             expected=expected_iterations(
-                choice.window if is_windowed else unpadded.length,
+                choice.window if is_windowed else length,
                 is_newton,
                 windows,
                 is_affine=is_affine,
@@ -308,12 +309,12 @@ class Newton:
             self.linearize, chain.step, chain.layout, each, window, self.memory, length
         )
 
-    def _along(self, chain: TracedChain, unpadded: TracedChain, arrays: Leaves) -> Leaves:
+    def _along(self, chain: TracedChain, length: int, arrays: Leaves) -> Leaves:
         """Arrays of one entry for each step, as the chain has them; added steps repeat the last."""
         arrays = chain.axis.in_order(arrays)
-        if chain.length == unpadded.length:
+        if chain.length == length:
             return arrays
-        added = chain.length - unpadded.length
+        added = chain.length - length
         return [
             jnp.concatenate([z, jnp.broadcast_to(z[-1:], (added, *z.shape[1:]))]) for z in arrays
         ]

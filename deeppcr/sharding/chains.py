@@ -112,7 +112,11 @@ def on_shards(
 def without_shardings(chain: TracedChain) -> TracedChain:
     """The chain, retraced without the shardings of arrays in its types."""
     program, constants = retyped(chain.step.jaxpr)
-    step = dataclasses.replace(chain.step, jaxpr=program)
+    inputs: Any = chain.step.input_of(chain.inputs)
+    if numbers := chain.inputs[chain.step.input_tree.num_leaves :]:
+        inputs = Extended(inputs, numbers)
+    input_tree: Any = jax.tree.structure(inputs)
+    step = dataclasses.replace(chain.step, jaxpr=program, input_tree=input_tree)
     captured = [*chain.captured, *map(jnp.asarray, constants)]
 
     function = step.as_function(captured)
@@ -158,7 +162,7 @@ def lengthened(chain: TracedChain) -> TracedChain:
         first = lax.stop_gradient(x[:1])
         return jnp.concatenate([x, jnp.broadcast_to(first, (added, *x.shape[1:]))])
 
-    inputs = jax.tree.unflatten(step.input_tree, [more(x) for x in chain.inputs])
+    inputs = step.input_of([more(x) for x in chain.inputs])
     alive = jnp.arange(length) < chain.length
     batch_ndim = len(chain.layout.batch_shape)
     longer = trace_chain(function, start, Extended(inputs, alive), length, batch_ndim, "z0")

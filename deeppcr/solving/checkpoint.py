@@ -9,8 +9,6 @@ Software 26, 2000, for the case of one level.
 """
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,25 +20,21 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain, in_float32
 from deeppcr.chain.eager import compiled_once
 from deeppcr.checks import describe
-from deeppcr.choose import AdjointOption, MethodOption
-from deeppcr.lower import scan_in_chunks
-from deeppcr.newton import Newton
+from deeppcr.choose import MethodOption
 from deeppcr.newton.method import is_number
-from deeppcr.solution import Run, Stats
+from deeppcr.sequential import in_segments
+from deeppcr.solution import Run, Stats, last_of
+from deeppcr.solving.primitive import bind_problem
+from deeppcr.solving.problem import Problem
 
-Solve = Callable[[TracedChain, MethodOption, AdjointOption], Run]
 
-
-def solve_in_segments(
-    chain: TracedChain, method: MethodOption, adjoint: Adjoint, solve: Solve
-) -> Run:
+def solve_in_segments(chain: TracedChain, method: MethodOption, adjoint: Adjoint) -> Run:
     """Solve the segments of a chain one after another; differentiated, each is solved again.
 
     Args:
         chain: on one device.
         method: for every segment.
         adjoint: with ``checkpoint``.
-        solve: solves one segment.
 
     Raises:
         ValueError: an option is for the chain as a whole.
@@ -62,42 +56,34 @@ def solve_in_segments(
                 "which solves one segment after another."
             )
     method = dataclasses.replace(method, progress=None)  # the chain as a whole reports its end
-    if isinstance(method, Newton) and method.on_failure == "raise":
-        method = dataclasses.replace(method, on_failure="return")
     if in_float32(chain) is chain:  # else Newton's method traces the function again
         chain = dataclasses.replace(chain, function=None, adapt=None)
         leaves, tree = jax.tree.flatten((chain, method, adjoint))
-        return compiled_once(_run_leaves, (tree, solve), leaves)
-    return _run(solve, chain, method, adjoint)
+        return compiled_once(_run_leaves, tree, leaves)
+    return _run(chain, method, adjoint)
 
 
-def _run_leaves(static: tuple[Any, ...], leaves: Leaves) -> Run:
-    return _run(static[1], *jax.tree.unflatten(static[0], leaves))
+def _run_leaves(tree: Any, leaves: Leaves) -> Run:
+    return _run(*jax.tree.unflatten(tree, leaves))
 
 
-def _run(solve: Solve, chain: TracedChain, method: MethodOption, adjoint: Adjoint) -> Run:
+def _run(chain: TracedChain, method: MethodOption, adjoint: Adjoint) -> Run:
     assert adjoint.checkpoint is not None
     # Without another option, a segment has the derivative that "auto" takes for it.
     is_plain = adjoint == Adjoint(checkpoint=adjoint.checkpoint)
     inside = None if is_plain else dataclasses.replace(adjoint, checkpoint=None)
 
-    @partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
-    def segment(initial: Leaves, inputs: Leaves, captured: Leaves, length: int) -> Run:
-        steps = dataclasses.replace(
-            chain, initial=initial, inputs=inputs, captured=captured, length=length
-        )
-        return solve(steps, method, inside)
+    def segment(steps: TracedChain, before: tuple[Leaves, Run], start: Array) -> Any:
+        state, so_far = before
+        steps = dataclasses.replace(steps, initial=state)
+        bind, tree = bind_problem(Problem.of(steps, steps, method, inside))
+        run: Run = jax.tree.unflatten(tree, bind())
+        last = run.last or list(map(last_of, run.trajectory))
+        return (last, _joined(so_far, run, start)), (run.trajectory, run.outputs)
 
-    def advance(before: Any, part: tuple[Array, Leaves]) -> tuple[Any, tuple[Leaves, Leaves]]:
-        (state, so_far), (index, inputs) = before, part
-        run = segment(state, inputs, chain.captured, len(index))
-        return (run.last, _joined(so_far, run, index[0])), (run.trajectory, run.outputs)
-
-    length = chain.length
     none = Run.of_sequential(dataclasses.replace(chain, length=0), [], [], [])
-    parts = jnp.arange(length, dtype=jnp.int32), chain.inputs
-    (state, run), (states, outputs) = scan_in_chunks(
-        advance, (chain.initial, none), parts, length=length, size=adjoint.checkpoint
+    (state, run), (states, outputs) = in_segments(
+        segment, chain, (chain.initial, none), adjoint.checkpoint
     )
     return dataclasses.replace(run, trajectory=states, outputs=outputs, last=state)
 

@@ -25,7 +25,7 @@ from deeppcr.arrays.state import partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once, program_key
 from deeppcr.chain.examples import OF_RUN
-from deeppcr.chain.part import leaves_read
+from deeppcr.chain.part import leaves_reached, variables_read
 from deeppcr.lower import by_platform, is_eager, kept
 from deeppcr.programs.calls import Call, communicates, without_unused
 from deeppcr.programs.signature import Signed
@@ -121,12 +121,15 @@ class _Primitive(Call):
         push, directions, reached = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
         run, t, by_outputs, last = by_platform(push)(directions)
         results = jax.tree.leaves(run)
+        derivatives = jax.tree.leaves(run.with_tangents(t, by_outputs, last))
+        has_tangent = dict(zip(structures.of_steps, [*reached, *reached], strict=False))
         # A zero that is an array would make NaN of an infinite derivative.
-        pushed = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
-        of_steps = structures.of_steps, [*t, *by_outputs, *last], [*reached, *reached]
-        for index, dy, has_tangent in zip(*of_steps, strict=False):
-            if has_tangent and dy.dtype != jax.dtypes.float0:
-                pushed[index] = dy
+        pushed = [
+            dy
+            if has_tangent.get(i) and dy.dtype != jax.dtypes.float0
+            else ad.Zero(jax.typeof(y).to_tangent_aval())
+            for i, (y, dy) in enumerate(zip(results, derivatives, strict=True))
+        ]
         return results, pushed
 
     def transposed(self, f: Callable[..., Any], *avals: Any) -> Callable[..., Any]:
@@ -170,23 +173,19 @@ def bind_problem(
     """
     leaves, tree = jax.tree.flatten(problem)
     if is_eager(leaves):
-        found = compiled_once(_solution, (tree, keeps_states), leaves)
-        leaves, tree = jax.tree.flatten(found)
-        return partial(list, leaves), tree
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        # A new object each time, so that jax caches nothing for it.
-        program, run = jax.make_jaxpr(partial(solve), return_shape=True)(problem)
-        if not _closes_over_tracers(program):
-            structures = _Structures(tree, jax.tree.structure(run))
-            params = {"call_jaxpr": program, "structures": structures}
-            return partial(Primitive.bind, solve_chain_p, *leaves, **params), structures.run
-    # Nothing is mapped; or a function of the user's closes over arrays that jax traces.
-    leaves, tree = jax.tree.flatten(solve(problem))
+        solution = compiled_once(_solution, (tree, keeps_states), leaves)
+    else:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            # A new object each time, so that jax caches nothing for it.
+            program, run = jax.make_jaxpr(partial(solve), return_shape=True)(problem)
+            if not any(isinstance(x, jax.core.Tracer) for x in constants_of(program)):
+                structures = _Structures(tree, jax.tree.structure(run))
+                params = {"call_jaxpr": program, "structures": structures}
+                return partial(Primitive.bind, solve_chain_p, *leaves, **params), structures.run
+        # Nothing is mapped; or a function of the user's closes over arrays that jax traces.
+        solution = solve(problem)
+    leaves, tree = jax.tree.flatten(solution)
     return partial(list, leaves), tree
-
-
-def _closes_over_tracers(program: Any) -> bool:
-    return any(isinstance(x, jax.core.Tracer) for x in constants_of(program))
 
 
 def _solution(static: tuple[Any, bool], leaves: Sequence[Any]) -> Run:
@@ -249,12 +248,12 @@ def _of_states_read(
     structures, operands = equation.params["structures"], range(len(equation.invars))
     all_of_it = operands, range(len(used)), equation.params
     problem: Problem = jax.tree.unflatten(structures.problem, operands)
-    run, reads = (jax.tree.unflatten(structures.run, leaves) for leaves in (all_of_it[1], used))
-    states = [a or b for a, b in zip(reads.trajectory, reads.last or reads.trajectory, strict=True)]
+    run, read = (jax.tree.unflatten(structures.run, leaves) for leaves in (all_of_it[1], used))
+    states = [a or b for a, b in zip(read.trajectory, read.last or read.trajectory, strict=True)]
     if all(states) or varying_axes(avals_of(equation.invars)) or not problem.iterates:
         return all_of_it
-    states = leaves_read(problem.chain.step, states, reads.outputs)
-    part = problem.part(states, reads.outputs)
+    states = leaves_reached(problem.chain.step, states, read.outputs, variables_read)
+    part = problem.part(states, read.outputs)
     if part is None:
         return all_of_it
     indices, tree = jax.tree.flatten(part)
@@ -263,7 +262,7 @@ def _of_states_read(
     results = dataclasses.replace(
         run,
         trajectory=partition(run.trajectory, states),
-        outputs=partition(run.outputs, reads.outputs),
+        outputs=partition(run.outputs, read.outputs),
         last=partition(run.last, states) if run.last else [],
     )
     params = {"call_jaxpr": program, "structures": _Structures(tree, jax.tree.structure(shapes))}

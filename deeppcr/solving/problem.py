@@ -179,7 +179,8 @@ class Problem:
         )
         if in_float32 is not None:
             step = step_part(in_float32.step, states, outputs)
-            in_float32 = dataclasses.replace(in_float32, step=step)
+            layout = in_float32.layout.part(states)
+            in_float32 = dataclasses.replace(in_float32, step=step, layout=layout)
         if examples is not None:
             one = jax.tree.unflatten(examples.problem, range(len(examples.axes)))
             indices, structure = jax.tree.flatten(one.part(states, outputs))
@@ -266,22 +267,18 @@ def _of_structure(structure: Any) -> Problem:
 def solution_of(problem: Problem) -> Run:
     """The solution of a problem."""
     chain, axis = problem.chain, problem.chain.axis
-    if problem.in_float32 is not None:
-        function = problem.in_float32.step.as_function(problem.in_float32.captured)
-        chain = dataclasses.replace(chain, function=function)
-    unpadded = dataclasses.replace(chain, length=problem.length)
     solvers: dict[str, Callable[[TracedChain], Run]] = {}
     for platform, method in problem.methods().items():
         if isinstance(method, Newton) and problem.examples is not None:
             solvers[platform] = partial(_per_example, problem, method)
             continue
-        bound: Any = method.bind(chain, unpadded)
+        bound: Any = method.bind(chain, problem.in_float32 or chain, problem.length)
         solvers[platform] = bound.solve
         if isinstance(axis, ChainSharding):
             out: Any = Run(axis.along, axis.along, *[P()] * 3)  # type: ignore[arg-type]
             specs = (jax.tree_util.tree_map_with_path(partial(_spec, axis.along), bound),)
             solvers[platform] = partial(on_shards, type(bound).solve, bound, specs=specs, out=out)
-    return by_platform(solvers)(problem.chain)
+    return by_platform(solvers)(chain)
 
 
 def _spec(along: P, path: Any, _: Any) -> P:

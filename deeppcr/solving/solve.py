@@ -37,9 +37,7 @@ def solve_chain(
     if axis.backwards:
         return _solve_backwards(unpadded, method, adjoint)
     if isinstance(adjoint, Adjoint) and (adjoint.checkpoint or unpadded.length) < unpadded.length:
-        return _ended(
-            solve_in_segments(unpadded, method, adjoint, solve_chain), method, unpadded.length
-        )
+        return _ended(solve_in_segments(unpadded, method, adjoint), method, unpadded.length)
     chain = lengthened(unpadded)
     bind, tree = bind_problem(Problem.of(chain, unpadded, method, adjoint), keeps_states)
     run: Run = jax.tree.unflatten(tree, bind())
