@@ -80,7 +80,8 @@ def by_the_rule(step, z, xs, reverse=False):
     def lower(loop, operands):
         rewritten, operands = inputs_first(loop, operands)
         loops.extend((loop, rewritten))
-        return run_in_chunks(rewritten, operands)
+        last, ys = run_in_chunks(rewritten, operands)
+        return [*last, *ys]
 
     closed = jax.make_jaxpr(partial(jax.lax.scan, step, reverse=reverse))(z, xs)
     kind = Kind(linear=False, in_one=False)
