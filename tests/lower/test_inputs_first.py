@@ -117,7 +117,7 @@ def test_nothing_is_first_that_is_as_fast_in_the_loop(name):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("length", [L, L + 1])
 def test_chunks_follow_one_another(reverse, length, monkeypatch):
-    """The last one begins early enough to be as long as the others."""
+    """The last one is shorter if their size does not divide the length."""
     cache = 4 * 8 * (2 * 3 * N) * 2
     monkeypatch.setattr("deeppcr.lower.variants.CPU", CPU._replace(cache=cache))
     xs = normal(4, length, 2, D)

@@ -15,12 +15,10 @@ from itertools import filterfalse
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import Array, lax
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu.products import as_products, is_small_product, own_filters
-from deeppcr.lower.loops import even_chunk, steps_in_cache
+from deeppcr.lower.loops import even_chunk, scan_in_chunks, steps_in_cache
 from deeppcr.lower.steps import Loop, Operands
 from deeppcr.programs.cut_first import CUTS, evaluate, opening
 from deeppcr.programs.dependence import Split, results_of
@@ -117,43 +115,13 @@ def _grows(equation: Any) -> bool:
 
 
 def run_in_chunks(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
-    """The last carry, and the ``y`` of all steps.
+    """The last carry, and the ``y`` of all steps."""
 
-    A chunk is compiled once: the last one begins early enough to be as long as the others, and
-    computes a few steps again.
-    """
-    run = loop.run or Loop.scan
-    length, size = loop.length, loop.size or loop.length
-    if size >= length:
-        return run(loop, operands._replace(xs=loop.before(operands.xs)))
-    count = -(-length // size)
-    twice = count * size - length  # steps of the last chunk that run before, too
-    last_chunk = 0 if loop.reverse else count - 1
-    outvars = loop.program.outvars
-    after = outvars[: loop.states] if twice else []  # the states after each step, too
-    program = loop.program._replace(outvars=[*outvars, *after])
-    of_chunk = loop._replace(program=program, length=size)
+    def chunk(carry: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
+        length = len(xs[0]) if xs else loop.length
+        part = Operands(operands.constants, carry, loop.before(xs))
+        return (loop.run or Loop.scan)(loop._replace(length=length), part)
 
-    def chunk(carry: tuple[Leaves, Leaves], index: Array) -> tuple[tuple[Leaves, Leaves], Leaves]:
-        """``carry``: the state after the chunk before, and that from which the last one begins."""
-        start, start_of_last = carry
-        begin = index * size
-        if twice:
-            is_last = index == last_chunk
-            start = list(map(partial(jnp.where, is_last), start_of_last, start))
-            begin = jnp.clip(begin - twice * loop.reverse, 0, length - size)
-        xs = [lax.dynamic_slice_in_dim(x, begin, size) for x in operands.xs]
-        end, ys = run(of_chunk, Operands(operands.constants, start, loop.before(xs)))
-        ys, states = ys[: len(loop.outputs)], ys[len(loop.outputs) :]
-        start_of_last = [z[twice if loop.reverse else size - 1 - twice] for z in states] or end
-        return (end, start_of_last), ys
-
-    start = operands.carry, operands.carry
-    (last, _), ys = lax.scan(chunk, start, jnp.arange(count, dtype=jnp.int32), reverse=loop.reverse)
-
-    def each_once(y: Array) -> Array:
-        y = y.reshape((count * size, *y.shape[2:]))
-        first = size - twice if loop.reverse else (count - 1) * size
-        return jnp.concatenate([y[:first], y[first + twice :]]) if twice else y
-
-    return last, list(map(each_once, ys))
+    size = loop.size or loop.length
+    options: Any = {"length": loop.length, "size": size, "reverse": loop.reverse}
+    return scan_in_chunks(chunk, operands.carry, operands.xs, **options)
