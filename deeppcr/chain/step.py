@@ -6,7 +6,7 @@ dependences are explicit and differentiable: see `trace.py` for how the first be
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import jax
 from deeppcr.arrays.avals import avals_of, varying_axes, with_weak_type
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower import as_products, own_filters
-from deeppcr.programs.cut_first import Order, evaluate
+from deeppcr.programs.cut_first import cut_first, evaluate
 from deeppcr.programs.dependence import is_affine
 from deeppcr.programs.effects import (
     CUSTOM_VJP,
@@ -27,9 +27,11 @@ from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
     Replacement,
+    bind,
     called,
     equations,
     inside,
+    interpret,
     is_literal,
     names,
     needed,
@@ -96,9 +98,9 @@ class Step:
         return [*self.jaxpr.invars, *self.jaxpr.constvars]
 
     @cached_property
-    def _in_loop(self) -> Order:
-        """How one step is evaluated: as the user wrote it."""
-        return Order(needed(self.jaxpr, set(self.variables), self.jaxpr.outvars), set(), {})
+    def _in_loop(self) -> list[Any]:
+        """The equations of one step: as the user wrote them."""
+        return needed(self.jaxpr, set(self.variables), self.jaxpr.outvars)
 
     @cached_property
     def evaluated(self) -> Program:
@@ -119,10 +121,10 @@ class Step:
         return state, rest[: self.inputs], rest[self.inputs :]
 
     @cached_property
-    def _at_once(self) -> Order:
-        """How many steps at once are evaluated."""
+    def _at_once(self) -> list[Any]:
+        """The equations of many steps at once."""
         program = self.evaluated
-        return Order.of(program, set(self.variables), program.outvars[: self.states])
+        return cut_first(program, set(self.variables), program.outvars[: self.states])
 
     @cached_property
     def _own_filters(self) -> frozenset[Any]:
@@ -235,7 +237,8 @@ class Step:
         """The next state, without computing the outputs; ``replace`` as in `evaluate`."""
         environment = self.jaxpr.environment([*captured, *state, *inputs])
         results = self.evaluated.outvars[: self.states]
-        return evaluate(self.evaluated, environment, results, replace, self._at_once)
+        rule = partial(bind, replace=replace)
+        return interpret(self.evaluated, environment, results, rule, equations=self._at_once)
 
     def kept_of(self, inputs: Leaves) -> Leaves:
         """The values that are kept, among the inputs."""
@@ -247,7 +250,8 @@ class Step:
     ) -> tuple[Leaves, Leaves]:
         """The next state and the outputs, by the user's own program: for the sequential loop."""
         environment = self.jaxpr.environment([*captured, *state, *inputs])
-        values = evaluate(self.jaxpr, environment, self.jaxpr.outvars, order=self._in_loop)
+        results, equations = self.jaxpr.outvars, self._in_loop
+        values = interpret(self.jaxpr, environment, results, bind, equations=equations)
         return values[: self.states], values[self.states :]
 
     def outputs(self, state: Leaves, inputs: Leaves, after: Leaves, captured: Leaves) -> Leaves:
