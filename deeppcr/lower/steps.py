@@ -24,8 +24,9 @@ from depth.jaxprs import (
     Rule,
     bind,
     constants_of,
+    entered,
     interpret,
-    run,
+    is_literal,
     scan_parts,
 )
 
@@ -198,16 +199,18 @@ def lowered_by(
     if loop is None:
         return at_once(call_jaxpr, operands)
 
-    def rule(equation: Any, inputs: Leaves) -> Leaves:
+    program, values = entered(call_jaxpr, operands)
+    for equation in program.eqns:
+        inputs = [x.val if is_literal(x) else values[x] for x in equation.invars]
         results = None
         if equation.primitive.name == "scan":  # others stand around it
             consts, carry, _ = scan_parts(equation)
             constants = [*inputs[:consts], *constants_of(equation.params["jaxpr"])]
             parts = Operands(constants, inputs[consts : consts + carry], inputs[consts + carry :])
             results = lower(Loop.of(equation, loop), parts)
-        return bind(equation, inputs) if results is None else results
-
-    return run(call_jaxpr, operands, rule)
+        results = bind(equation, inputs) if results is None else results
+        values |= zip(equation.outvars, results, strict=True)
+    return [x.val if is_literal(x) else values[x] for x in program.outvars]
 
 
 def loop(

@@ -108,9 +108,11 @@ def evaluate(
 
 
 def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
-    """The results of a closed program, by `evaluate`."""
+    """The results of a closed program, as by `evaluate`."""
     program, environment = entered(closed, operands)
-    return evaluate(program, environment, program.outvars, replace)
+    results, rule = program.outvars, partial(bind, replace=replace)
+    equations = cut_first(program, environment, results)
+    return interpret(program, environment, results, rule, equations=equations)
 
 
 def opening(rules: bool = False, checkpoints: bool = False) -> Replacement:
@@ -134,12 +136,7 @@ def opened(program: Program, with_checkpoints: bool = False) -> Program:
     Those of functions with derivative rules stay, and of `jax.checkpoint` unless asked for.
     """
     replace = opening(checkpoints=with_checkpoints)
-    return with_literals(
-        *retraced(
-            program,
-            lambda values: evaluate(program, program.environment(values), program.outvars, replace),
-        )
-    )
+    return with_literals(*retraced(program, partial(apply, program, replace=replace)))
 
 
 def _only_cut(equations: Sequence[Any], outvars: Sequence[Any]) -> set[Any]:

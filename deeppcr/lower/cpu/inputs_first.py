@@ -20,7 +20,7 @@ from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu.products import as_products, is_small_product, own_filters
 from deeppcr.lower.loops import even_chunk, scan_in_chunks, steps_in_cache
 from deeppcr.lower.steps import Loop, Operands
-from deeppcr.programs.cut_first import CUTS, evaluate, opening
+from deeppcr.programs.cut_first import CUTS, apply, opening
 from deeppcr.programs.dependence import Split, results_of
 from deeppcr.programs.effects import is_of_threefry
 from depth.counts import contracted, nbytes, size
@@ -41,26 +41,21 @@ def inputs_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """
     opened, of_opened = loop, operands
     if any(called(x) is not None or x.primitive.name in CUTS for x in loop.program.eqns):
-        opened, of_opened = loop.retraced(operands, partial(_opened, loop))
+        replace = opening(rules=True, checkpoints=True)
+        opened, of_opened = loop.retraced(operands, partial(apply, loop.program, replace=replace))
     # What only outputs read stays in the loop, which writes the outputs anyway.
     split = Split.of(opened.program, *_late_and_varying(opened), at_once=False)
     if set(split.between) <= set(opened.inputs):
         return loop, operands
     constants = split.constants(of_opened.constants)
-    replace = as_products(own_filters(split.first, constants))
+    products = as_products(own_filters(split.first, constants))
     # The loop of a derivative is that of a chunk already; one in another takes 3 times as long.
     bytes_of_step = sum(map(nbytes, results_of(split.first.eqns)))
     chunk = None if loop.kind.linear else even_chunk(loop.length, steps_in_cache(bytes_of_step))
-    before = jax.vmap(partial(split.values_between, constants, replace=replace))
+    before = jax.vmap(partial(split.values_between, constants, replace=products))
     rest = split.rest._replace(constvars=list(constants))
     loop = opened._replace(program=rest, before=before, size=chunk)
     return loop, of_opened._replace(constants=list(constants.values()))
-
-
-def _opened(loop: Loop, values: Leaves) -> Leaves:
-    """A step with calls opened and slices moved first."""
-    replace = opening(rules=True, checkpoints=True)
-    return evaluate(loop.program, loop.program.environment(values), loop.program.outvars, replace)
 
 
 def _late_and_varying(loop: Loop) -> tuple[set[Any], set[Any]]:
@@ -116,12 +111,13 @@ def _grows(equation: Any) -> bool:
 
 def run_in_chunks(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
     """The last carry, and the ``y`` of all steps."""
+    run = loop.run or Loop.scan
+    if loop.size is None:
+        return run(loop, operands._replace(xs=loop.before(operands.xs)))
 
     def chunk(carry: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
-        length = len(xs[0]) if xs else loop.length
         part = Operands(operands.constants, carry, loop.before(xs))
-        return (loop.run or Loop.scan)(loop._replace(length=length), part)
+        return run(loop._replace(length=len(xs[0])), part)
 
-    size = loop.size or loop.length
-    options: Any = {"length": loop.length, "size": size, "reverse": loop.reverse}
+    options: Any = {"length": loop.length, "size": loop.size, "reverse": loop.reverse}
     return scan_in_chunks(chunk, operands.carry, operands.xs, **options)

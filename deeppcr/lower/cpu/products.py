@@ -28,7 +28,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.products import (
     BY_ENTRY,
@@ -45,7 +44,7 @@ from deeppcr.lower.products import (
 )
 from deeppcr.lower.steps import Loop, Operands
 from deeppcr.lower.variants import target
-from deeppcr.programs.cut_first import CUTS, evaluate, replacing
+from deeppcr.programs.cut_first import CUTS, apply, replacing
 from deeppcr.programs.dependence import follow
 from depth.counts import matrices, size
 from depth.jaxprs import (
@@ -53,9 +52,9 @@ from depth.jaxprs import (
     Replacement,
     bind,
     equations,
-    interpret,
     is_literal,
     names,
+    run,
 )
 
 # -- swapped operands ------------------------------------------------------------------------------
@@ -126,11 +125,8 @@ def transposed_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
         params = equation.params | {"dimension_numbers": ((axes, (0,)), batch)}
         return [lax.dot_general_p.bind(operands[0], transposed[equation.invars[1]], **params)]
 
-    def step(values: Leaves) -> Leaves:
-        rule = partial(bind, replace=by_columns)
-        return interpret(program, loop.program.environment(values), program.outvars, rule)
-
-    return loop.retraced(operands, step)
+    rule = partial(bind, replace=by_columns)
+    return loop.retraced(operands, partial(run, program, rule=rule))
 
 
 def _reads_rows(equation: Any, constants: Collection[Any]) -> bool:
@@ -153,11 +149,7 @@ def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     program = loop.program
     if CUTS.isdisjoint(names(program)) and not any(map(is_small_product, equations(program))):
         return loop, operands
-
-    def step(values: Leaves) -> Leaves:
-        return evaluate(program, program.environment(values), program.outvars, write_out)
-
-    return loop.retraced(operands, step)
+    return loop.retraced(operands, partial(apply, program, replace=write_out))
 
 
 def is_small_product(equation: Any) -> bool:
