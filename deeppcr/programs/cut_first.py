@@ -169,16 +169,17 @@ def _with_splits(equations: Sequence[Any]) -> list[Any]:
     slices = defaultdict[Any, dict[Bounds, Any]](dict)
     for equation in equations:
         if equation.primitive.name == "slice" and not is_literal(equation.invars[0]):
-            slices[equation.invars[0]].setdefault(*_bounds(equation), equation)
+            (bounds,) = _bounds(equation)
+            slices[equation.invars[0]].setdefault(bounds, equation)
     by_slice: dict[int, Any] = {}  # the split in place of the first of its slices
     for whole, parts in slices.items():
-        bounds, shape = sorted(parts), whole.aval.shape
-        for axis in range(len(shape) if len(bounds) > 1 else 0):
-            sizes = tuple(limits[axis][1] - limits[axis][0] for limits in bounds)
-            if sum(sizes) == shape[axis] and _of_split(shape, sizes, axis) == tuple(bounds):
+        in_order, shape = tuple(sorted(parts)), whole.aval.shape
+        for axis in range(len(shape) if len(in_order) > 1 else 0):
+            sizes = tuple(limits[axis][1] - limits[axis][0] for limits in in_order)
+            if sum(sizes) == shape[axis] and _of_split(shape, sizes, axis) == in_order:
                 by_slice |= dict.fromkeys(map(id, parts.values()))
                 first, params = next(iter(parts.values())), {"sizes": sizes, "axis": axis}
-                results = [parts[limits].outvars[0] for limits in bounds]
+                results = [parts[limits].outvars[0] for limits in in_order]
                 split = first.replace(primitive=lax.split_p, params=params, outvars=results)
                 by_slice[id(first)] = split
     replaced = [by_slice.get(id(equation), equation) for equation in equations]

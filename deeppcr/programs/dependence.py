@@ -17,6 +17,7 @@ a derivative that is not jax's own.
 """
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, filterfalse
 from typing import Any, NamedTuple, Self
@@ -30,6 +31,7 @@ from depth.jaxprs import (
     Replacement,
     called,
     interpret,
+    is_literal,
     needed,
     read_by,
     scan_parts,
@@ -109,6 +111,12 @@ def _separate(variables: Collection[Any], members: Collection[Any]) -> tuple[lis
 def defining(program: Any, variables: Collection[Any]) -> list[Any]:
     """The equations that compute any of these variables."""
     return [x for x in program.eqns if any(map(variables.__contains__, x.outvars))]
+
+
+def reads_of(program: Any) -> Counter[Any]:
+    """How often each variable of a program is read, its results included."""
+    atoms = chain(program.outvars, *map(operator.attrgetter("invars"), program.eqns))
+    return Counter(filterfalse(is_literal, atoms))
 
 
 def results_of(equations: Iterable[Any]) -> list[Any]:

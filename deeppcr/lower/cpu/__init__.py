@@ -43,10 +43,10 @@ def _is_few_rows(equation: Any) -> bool:
 
 def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> Leaves | None:
     """The results of a loop, by these rules, up to the first that runs it; None if none applies."""
-    gains = loop.length > 1 and not is_left_to_xla(loop.program)
     plain = loop
-    first = FIRST if gains and gains_by_inputs(loop) else ()
-    for rule in (*first, *rules) if gains else ():
+    if loop.length <= 1 or is_left_to_xla(loop.program):
+        return None
+    for rule in (*FIRST, *rules) if gains_by_inputs(loop) else rules:
         loop, operands = rule(loop, operands)
         if loop.run:
             break

@@ -16,7 +16,7 @@ results of bounded functions and of small numbers, by sums, products and low pow
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial, reduce
-from itertools import compress, filterfalse
+from itertools import compress
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from deeppcr.arrays.state import Leaves, float32_or_better
 from deeppcr.lower.steps import Loop, Operands
+from deeppcr.programs.dependence import reads_of
 from depth.jaxprs import Program, bind, called, entered, interpret, is_literal
 from depth.primitives import primitive
 
@@ -100,33 +101,25 @@ def factors_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """The rule, for loops that are linear in what they carry."""
     if not loop.kind.linear:
         return loop, operands
-
-    def step(values: Leaves) -> Leaves:
-        states = loop.program.invars[: loop.states]
-        return multiplied_first(loop.program, loop.program.environment(values), states)
-
-    return loop.retraced(operands, step)
+    states = loop.program.invars[: loop.states]
+    return loop.retraced(operands, partial(multiplied_first, loop.program, states))
 
 
-def multiplied_first(
-    program: Program, environment: Mapping[Any, Any], moving: Sequence[Any]
-) -> Leaves:
+def multiplied_first(program: Program, moving: Sequence[Any], values: Leaves) -> Leaves:
     """The results of a program that is linear in the variables ``moving``."""
+    environment = program.environment(values)
     sums = {variable: Sum(Term(environment[variable])) for variable in moving}
     return list(map(_value, _followed(program, {**environment, **sums}, set())))
 
 
 def _followed(program: Program, environment: Mapping[Any, Any], limited: set[Any]) -> list[Any]:
     """The results of a program; ``limited``: the variables whose values are bounded."""
-    uses = Counter(filterfalse(is_literal, program.outvars))  # how often each variable is read
-    for equation in program.eqns:
-        uses.update(filterfalse(is_literal, equation.invars))
-    rule = partial(_results, uses, limited)
+    rule = partial(_results, reads_of(program), limited)
     return interpret(program, environment, program.outvars, rule)
 
 
 def _results(
-    uses: Counter[Any], limited: set[Any], equation: Any, operands: list[Any]
+    reads: Counter[Any], limited: set[Any], equation: Any, operands: list[Any]
 ) -> Sequence[Any]:
     """The results of an equation; ``limited``: the bounded variables, to which it adds."""
     are_bounded = [
@@ -140,7 +133,7 @@ def _results(
     if inner is not None and "prevent_cse" not in equation.params:  # of `jax.checkpoint` alone
         program, environment = entered(inner, operands)
         return _followed(program, environment, set(compress(program.invars, are_bounded)))
-    is_shared = [not is_literal(x) and uses[x] > 1 for x in equation.invars]
+    is_shared = [not is_literal(x) and reads[x] > 1 for x in equation.invars]
     result = _sum(equation.primitive.name, operands, is_shared, are_bounded)
     if result is not None:
         return [result]

@@ -85,7 +85,7 @@ def _cut_equally(equation: Any, operands: list[Any]) -> list[Any]:
 
     is_known = is_eager(operands)
     starts = offsets() if is_known else lax.cond(lax.optimization_barrier(False), offsets, offsets)
-    cut = partial(lax.dynamic_slice_in_dim, *operands, axis=axis, allow_negative_indices=False)
+    cut = partial(lax.dynamic_slice_in_dim, operands[0], axis=axis, allow_negative_indices=False)
     return list(map(cut, starts, sizes))
 
 

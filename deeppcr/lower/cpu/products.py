@@ -18,10 +18,9 @@
 """
 
 import math
-from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
-from itertools import chain, filterfalse
+from itertools import chain
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,7 +44,7 @@ from deeppcr.lower.products import (
 from deeppcr.lower.steps import Loop, Operands
 from deeppcr.lower.variants import target
 from deeppcr.programs.cut_first import CUTS, apply, replacing
-from deeppcr.programs.dependence import follow
+from deeppcr.programs.dependence import follow, reads_of
 from depth.counts import matrices, size
 from depth.jaxprs import (
     Program,
@@ -69,16 +68,12 @@ def is_transpose(equation: Any) -> bool:
 # half the time, and no memory besides that of the result.
 def swapped(program: Program) -> Program:
     """The same program; its products that nothing but a transpose reads have swapped operands."""
-    products = {}
-    uses = Counter(filterfalse(is_literal, program.outvars))
-    for equation in program.eqns:
-        uses.update(filterfalse(is_literal, equation.invars))
-        if equation.primitive.name == "dot_general":
-            products[equation.outvars[0]] = equation
+    products = {x.outvars[0]: x for x in products_of(program.eqns)}
+    reads = reads_of(program)
 
     def replaced(equation: Any) -> Any:
         product = products.get(equation.invars[0]) if is_transpose(equation) else None
-        is_alone = product is not None and uses[equation.invars[0]] == 1
+        is_alone = product is not None and reads[equation.invars[0]] == 1
         return _swapped(product, equation) if is_alone else equation
 
     return program._replace(eqns=list(map(replaced, program.eqns)))
