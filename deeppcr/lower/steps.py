@@ -83,11 +83,7 @@ class _Steps(Call):
 
         mlir.register_lowering(self, rule, platform)
 
-    def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
-        mapped = jax.vmap(partial(self.run, **params), axes, **names)
-        closed = jax.make_jaxpr(mapped)(*operands)
-        results = self.bind(*operands, **{**params, "call_jaxpr": closed})
-        return results, [0] * len(results)
+    _map = Call.map_as_one
 
     def lowered(self, platform: str, equation: Any) -> Any:
         """The program that a platform runs: for `depth`."""

@@ -177,11 +177,11 @@ def _with_splits(equations: Sequence[Any]) -> list[Any]:
         for axis in range(len(shape) if len(in_order) > 1 else 0):
             sizes = tuple(limits[axis][1] - limits[axis][0] for limits in in_order)
             if sum(sizes) == shape[axis] and _of_split(shape, sizes, axis) == in_order:
-                by_slice |= dict.fromkeys(map(id, parts.values()))
-                first, params = next(iter(parts.values())), {"sizes": sizes, "axis": axis}
+                first = next(iter(parts.values()))
                 results = [parts[limits].outvars[0] for limits in in_order]
-                split = first.replace(primitive=lax.split_p, params=params, outvars=results)
-                by_slice[id(first)] = split
+                split = first.replace(primitive=lax.split_p, outvars=results)
+                by_slice |= dict.fromkeys(map(id, parts.values()))
+                by_slice[id(first)] = split.replace(params={"sizes": sizes, "axis": axis})
     replaced = [by_slice.get(id(equation), equation) for equation in equations]
     return [equation for equation in replaced if equation is not None]
 

@@ -64,9 +64,7 @@ class _Pieces(Call):
         moving = list(map(ad.instantiate_zeros, tangents))
         return self.bind(*primals, **params), self.bind(*moving, **params)
 
-    def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
-        results = self.of(jax.vmap(partial(self.run, **params), axes, **names), *operands)
-        return results, [0] * len(results)
+    _map = Call.map_as_one
 
     def transposed(self, f: Callable[..., Any], *avals: Any) -> Callable[..., Any]:
         """See `Call`: an equation, too."""

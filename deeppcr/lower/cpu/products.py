@@ -272,7 +272,8 @@ def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
 
 # jax 0.10.2, 2 cores, batch 8, all steps: gradients of filters 3 x 4 x 4 are 60 (256 steps) to 150
 # times (1024 steps) faster, 360 times for 3 x 3 x 8 x 8 (64 steps), 42 for 31 x 4 x 4, 14 for
-# 3 x 3 x 32 x 32 (4 steps); the convolutions themselves 6, 3, 0.6 and 0.9 times.
+# 3 x 3 x 32 x 32 (4 steps); the convolutions themselves 6, 3, 0.6 and 0.9 times. The patches of
+# `jax.lax.conv_general_dilated_patches` take 6 to 20 times as long, as they are a convolution.
 def as_products(results: frozenset[Any]) -> Replacement | None:
     """Replaces the convolutions with these ``results``, for `evaluate`; None if there are none."""
     if not results or target().launches:
