@@ -6,7 +6,7 @@ dependences are explicit and differentiable: see `trace.py` for how the first be
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import jax
 from deeppcr.arrays.avals import avals_of, varying_axes, with_weak_type
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower import as_products, own_filters
-from deeppcr.programs.cut_first import Order, evaluate
+from deeppcr.programs.cut_first import cut_first, evaluate
 from deeppcr.programs.dependence import is_affine
 from deeppcr.programs.effects import (
     CUSTOM_VJP,
@@ -118,10 +118,10 @@ class Step:
         return state, rest[: self.inputs], rest[self.inputs :]
 
     @cached_property
-    def _at_once(self) -> Order:
-        """How many steps at once are evaluated."""
+    def _at_once(self) -> list[Any]:
+        """The equations of many steps at once."""
         program = self.evaluated
-        return Order.of(program, set(self.variables), program.outvars[: self.states])
+        return cut_first(program, set(self.variables), program.outvars[: self.states])
 
     @cached_property
     def _own_filters(self) -> frozenset[Any]:
@@ -234,7 +234,8 @@ class Step:
         """The next state, without computing the outputs; ``replace`` as in `evaluate`."""
         environment = self.jaxpr.environment([*captured, *state, *inputs])
         results = self.evaluated.outvars[: self.states]
-        return evaluate(self.evaluated, environment, results, replace, self._at_once)
+        rule = partial(bind, replace=replace)
+        return interpret(self.evaluated, environment, results, rule, equations=self._at_once)
 
     def kept_of(self, inputs: Leaves) -> Leaves:
         """The values that are kept, among the inputs."""

@@ -15,7 +15,7 @@ once are `each`. How they run is decided when jax lowers them, by the platform t
 from deeppcr.lower import cpu, gpu  # registers them
 from deeppcr.lower.cpu.factors_first import bounded
 from deeppcr.lower.cpu.one_function import is_left_to_xla
-from deeppcr.lower.cpu.pieces import split, stack_rows
+from deeppcr.lower.cpu.pieces import stack_rows
 from deeppcr.lower.cpu.products import as_products, own_filters
 from deeppcr.lower.gpu.fused import (
     CannotFuse,
@@ -109,7 +109,6 @@ __all__ = [
     "pack",
     "platforms",
     "scan_in_chunks",
-    "split",
     "spread",
     "stack_rows",
     "steps_held",

@@ -18,6 +18,7 @@ from deeppcr.arrays.avals import abstract_avals
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.variants import target
 from deeppcr.programs.calls import Call, with_operands, without_unused
+from deeppcr.programs.retrace import retraced
 from depth.jaxprs import (
     Program,
     Rule,
@@ -82,11 +83,7 @@ class _Steps(Call):
 
         mlir.register_lowering(self, rule, platform)
 
-    def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
-        mapped = jax.vmap(partial(self.run, **params), axes, **names)
-        closed = jax.make_jaxpr(mapped)(*operands)
-        results = self.bind(*operands, **{**params, "call_jaxpr": closed})
-        return results, [0] * len(results)
+    _map = Call.map_as_one
 
     def lowered(self, platform: str, equation: Any) -> Any:
         """The program that a platform runs: for `depth`."""
@@ -119,7 +116,6 @@ class Loop(NamedTuple):
         size: of a chunk of the loop; None for all of it.
         after: the results of the loop, from the ``y`` of all steps.
         run: runs a chunk, from its ``x``; None for `scan`.
-        equation: of the `jax.lax.scan` that it was at first.
     """
 
     program: Program
@@ -131,8 +127,7 @@ class Loop(NamedTuple):
     before: Callable[[Leaves], Leaves] = list
     size: int | None = None
     after: Callable[[Leaves], Leaves] = list
-    run: "Lower | None" = None
-    equation: Any = None
+    run: "Run | None" = None
 
     @classmethod
     def of(cls, equation: Any, kind: Kind) -> Self:
@@ -142,7 +137,7 @@ class Loop(NamedTuple):
         constants = [*program.invars[:consts], *program.constvars]
         step = program._replace(constvars=constants, invars=program.invars[consts:])
         trips = params["length"], params["reverse"], params["unroll"]
-        return cls(step, carry, *trips, kind, equation=equation)
+        return cls(step, carry, *trips, kind)
 
     @property
     def inputs(self) -> list[Any]:
@@ -154,31 +149,15 @@ class Loop(NamedTuple):
         """The ``y`` of a step."""
         return self.program.outvars[self.states :]
 
-    @property
-    def variables(self) -> list[Any]:
-        """What a step reads: the constants, the carry and the ``x``."""
-        return [*self.program.constvars, *self.program.invars]
-
-    def as_written(self, operands: Operands) -> tuple[Leaves, Leaves]:
-        """The last carry and the ``y`` of all steps, by the `jax.lax.scan` that it was at first."""
-        count = scan_parts(self.equation)[0]
-        values = [*operands.constants[:count], *operands.carry, *operands.xs]
-        results = bind(self.equation, values)
-        return results[: self.states], results[self.states :]
-
     def retraced(
         self,
         operands: Operands,
         step: Callable[[Leaves], Leaves],
     ) -> tuple[Self, Operands]:
         """The loop of ``step([*constants, *carry, *x])``, carry and ``y``, and its operands."""
-        count = len(self.program.constvars)
-        closed = jax.make_jaxpr(step)(abstract_avals(self.variables))
-        new = Program.of(closed)
-        constvars = [*new.invars[:count], *new.constvars]
-        program = new._replace(constvars=constvars, invars=new.invars[count:])
-        constants = [*operands.constants, *constants_of(closed)]
-        return self._replace(program=program), operands._replace(constants=constants)
+        program, constants = retraced(self.program, step)
+        operands = operands._replace(constants=[*operands.constants, *constants])
+        return self._replace(program=program), operands
 
     def scan(
         self,
@@ -199,31 +178,34 @@ class Loop(NamedTuple):
         return lax.scan(step, operands.carry, operands.xs, self.length, self.reverse, self.unroll)
 
 
-Lower = Callable[[Loop, Operands], tuple[Leaves, Leaves]]
+Run = Callable[[Loop, Operands], tuple[Leaves, Leaves]]
 
 
 def lowered_by(
     at_once: Callable[[Any, Sequence[Any]], Leaves],
-    lower: Lower,
+    lower: Callable[[Loop, Operands], Leaves | None],
     *operands: Any,
     call_jaxpr: Any,
     loop: Kind | None,
 ) -> Leaves:
-    """The results of `steps`: of all steps by ``at_once``, a loop by ``lower``."""
+    """The results of `steps`: of all steps by ``at_once``, a loop by ``lower``.
+
+    That is as it is written if ``lower`` returns None.
+    """
     if loop is None:
         return at_once(call_jaxpr, operands)
+
     program, values = entered(call_jaxpr, operands)
     for equation in program.eqns:
         inputs = [x.val if is_literal(x) else values[x] for x in equation.invars]
-        if equation.primitive.name == "scan":
+        results = None
+        if equation.primitive.name == "scan":  # others stand around it
             consts, carry, _ = scan_parts(equation)
             constants = [*inputs[:consts], *constants_of(equation.params["jaxpr"])]
             parts = Operands(constants, inputs[consts : consts + carry], inputs[consts + carry :])
-            last, ys = lower(Loop.of(equation, loop), parts)
-            results = [*last, *ys]
-        else:  # of what stands around it
-            results = bind(equation, inputs)
-        values |= dict(zip(equation.outvars, results, strict=True))
+            results = lower(Loop.of(equation, loop), parts)
+        results = bind(equation, inputs) if results is None else results
+        values |= zip(equation.outvars, results, strict=True)
     return [x.val if is_literal(x) else values[x] for x in program.outvars]
 
 

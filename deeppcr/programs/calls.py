@@ -113,6 +113,14 @@ class Call(Primitive):
         results = jax.vmap(partial(self.run, **params), axes, **names)(*operands)
         return results, [0] * len(results)
 
+    def map_as_one(
+        self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]
+    ) -> Any:
+        """The same by one equation, of the program for all examples: for ``_map``."""
+        closed = jax.make_jaxpr(jax.vmap(partial(self.run, **params), axes, **names))(*operands)
+        results = self.bind(*operands, **{**params, "call_jaxpr": closed})
+        return results, [0] * len(results)
+
     def run(self, *operands: Any, call_jaxpr: Any, **params: Any) -> list[Any]:
         """The results of the program."""
         program = call_jaxpr.closed if isinstance(call_jaxpr, Later) else call_jaxpr

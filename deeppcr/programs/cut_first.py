@@ -1,126 +1,93 @@
-"""Evaluate a program with slices moved before the operations that they slice.
+"""Programs with slices moved before the operations that they slice.
 
 A value that is computed elementwise and then sliced, like the gates of a recurrent cell, is sliced
 first and computed afterwards. The arithmetic is the same, but XLA's CPU kernels for the slices of a
 sum are scalar code, and those for the sum of slices are vector code. Slices that make up an array
 are one split, whose transpose is a concatenation, not a sum of arrays padded with zeros.
 
-Where it is evaluated, equations of a kind may be replaced, in calls, too (`replacing`).
+Where a program is evaluated, equations of a kind may be replaced, in calls, too (`replacing`).
 """
 
-import dataclasses
 import math
-import operator
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, filterfalse
-from typing import Any, NamedTuple, Self
+from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Var
 
 from deeppcr.programs.retrace import retraced, with_literals
 from depth.counts import size
-from depth.jaxprs import Program, Replacement, bind, called, entered, is_literal, needed, rewritten
+from depth.jaxprs import (
+    Program,
+    Replacement,
+    bind,
+    called,
+    entered,
+    interpret,
+    is_literal,
+    needed,
+    rewritten,
+)
 from depth.primitives import primitive
 
 CUTS = frozenset({"slice", "split"})
 OVERLAP = 2  # how often an entry is computed on average, for several slices, at most
 
 Shape = tuple[int, ...]
-Bounds = tuple[Shape, Shape, Shape]  # the starts, the ends and the strides of a slice, by axis
+Bounds = tuple[tuple[int, int, int], ...]  # the start, the end and the stride of a slice, by axis
 
 
 # jax 0.10.2, 2 cores, a GRU of 4 or 8 units, batch 8: 3 times faster for all steps at once where
 # gates are cut from a sum, 1.5 for Jacobians where they are cut after the sigmoid; an LSTM of 32
 # units, batch 8, in a loop: 1.5. Slices as one split: the gradient of Lorenz's equations by RK4,
 # 1000 steps, takes 0.2 of the time.
-class Slices(NamedTuple):
-    """Slices of an array of this shape.
+def cut_first(jaxpr: Any, inputs: Collection[Any], outvars: Sequence[Any]) -> list[Any]:
+    """The equations from ``inputs`` to ``outvars``, with slices first: for `interpret`."""
+    equations = _with_splits(needed(jaxpr, inputs, outvars))
+    only_cut = _only_cut(equations, outvars).difference(inputs)
+    whole: dict[Any, Any] = {}  # by result the equations of which only slices are computed
+    slices: dict[Any, Sequence[Any]] = {}  # the variables of these, and of what they read
+    new: list[Any] = []
 
-    Attributes:
-        shape: of the whole.
-        bounds: of each slice.
-        split: the sizes and the axis of `jax.lax.split`, if the slices are those; else None.
-    """
+    def add(atom: Any, cut: Any, results: Sequence[Any]) -> None:
+        """Compute slices of a variable from slices of the operands."""
+        equation = whole[atom]
+        parts = zip(*[pieces(x, cut) for x in equation.invars], strict=True)
+        for part, result in zip(parts, results, strict=True):
+            new.append(equation.replace(invars=list(part), outvars=[result]))
 
-    shape: Shape
-    bounds: tuple[Bounds, ...]
-    split: tuple[Shape, int] | None = None
+    def pieces(atom: Any, cut: Any) -> Sequence[Any]:
+        """The slices of an operand, a scalar or an array with broadcast axes of size 1.
 
-    @classmethod
-    def of(cls, equation: Any) -> Self:
-        """The slices that an equation computes."""
-        shape, params = equation.invars[0].aval.shape, equation.params
-        if equation.primitive.name == "split":
-            return cls.from_split(shape, params["sizes"], params["axis"])
-        strides = tuple(params["strides"] or [1] * len(shape))
-        bounds = tuple(params["start_indices"]), tuple(params["limit_indices"]), strides
-        return cls(shape, (bounds,))
+        ``cut``: the equation that has these slices of an array of the whole shape.
+        """
+        shape, of_whole = atom.aval.shape, cut.invars[0].aval.shape
+        is_split = cut.primitive.name == "split"
+        if len(shape) != len(of_whole) or (is_split and shape[cut.params["axis"]] == 1):
+            return [atom] * len(cut.outvars)
+        key = atom, _bounds(cut)
+        if key not in slices:
+            # Of the type of other operands: their sizes along broadcast axes are read nowhere.
+            slices[key] = [Var(atom.aval.update(shape=y.aval.shape)) for y in cut.outvars]
+            if atom in whole:
+                add(atom, cut, slices[key])
+            else:
+                new.append(_sliced(atom, cut, slices[key]))
+        return slices[key]
 
-    @classmethod
-    def from_split(cls, shape: Shape, sizes: Sequence[int], axis: int) -> Self:
-        """Those of `jax.lax.split`."""
-        bounds = []
-        for end, length in zip(accumulate(sizes), sizes, strict=True):
-            first, last = [0] * len(shape), list(shape)
-            first[axis], last[axis] = end - length, end
-            bounds.append((tuple(first), tuple(last), (1,) * len(shape)))
-        return cls(shape, tuple(bounds), (tuple(map(int, sizes)), axis))
-
-    def cut(self, value: Any) -> list[Any]:
-        """The slices of ``value``, a scalar or an array with broadcast axes of size 1."""
-        if isinstance(value, SlicedOnly):
-            return value.cut(self)
-        if jnp.ndim(value) != len(self.shape):
-            return [value] * len(self.bounds)
-        is_whole = list(map(operator.eq, jnp.shape(value), self.shape))
-        if self.split is not None:
-            sizes, axis = self.split
-            return list(lax.split(value, sizes, axis)) if is_whole[axis] else [value] * len(sizes)
-        by_axis = zip(is_whole, *self.bounds[0], strict=True)
-        limits = [bounds if whole else (0, 1, 1) for whole, *bounds in by_axis]
-        return [lax.slice(value, *zip(*limits, strict=True))]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SlicedOnly:
-    """An elementwise result that is not computed as a whole: its slices are, each once."""
-
-    equation: Any
-    operands: list[Any]
-    replace: Replacement | None
-    slices: dict[Slices, list[Any]] = dataclasses.field(default_factory=dict)
-
-    def cut(self, slices: Slices) -> list[Any]:
-        """Slices of the result, from slices of the operands."""
-        if slices not in self.slices:
-            parts = zip(*map(slices.cut, self.operands), strict=True)
-            results = [bind(self.equation, list(part), self.replace) for part in parts]
-            self.slices[slices] = [result for (result,) in results]
-        return self.slices[slices]
-
-
-class Order(NamedTuple):
-    """The equations from some variables to others.
-
-    Attributes:
-        equations: in order.
-        only_cut: the results of which only slices are computed.
-        splits: the variables that their slices make up, and these.
-    """
-
-    equations: list[Any]
-    only_cut: set[Any]
-    splits: dict[Any, Slices]
-
-    @classmethod
-    def of(cls, jaxpr: Any, inputs: Collection[Any], outvars: Sequence[Any]) -> Self:
-        """Computed once for a program that is evaluated often."""
-        equations = needed(jaxpr, inputs, outvars)
-        only_cut = _only_cut(equations, outvars).difference(inputs)
-        return cls(equations, only_cut, _splits(equations))
+    for equation in equations:
+        first = equation.invars[0] if equation.primitive.name in CUTS else None
+        if equation.outvars and only_cut.issuperset(equation.outvars):
+            whole[equation.outvars[0]] = equation
+        elif first in whole:
+            slices.setdefault((first, _bounds(equation)), equation.outvars)
+            add(first, equation, equation.outvars)
+        else:
+            new.append(equation)
+    return new
 
 
 def evaluate(
@@ -128,43 +95,24 @@ def evaluate(
     environment: Mapping[Any, Any],
     outvars: Sequence[Any],
     replace: Replacement | None = None,
-    order: Order | None = None,
 ) -> list[Any]:
-    """The values of ``outvars``, from those of the variables in ``environment``.
+    """The values of ``outvars``, from those of the variables in ``environment``, slices first.
 
     See `depth.jaxprs.interpret`.
 
     ``replace(equation, operands)`` may compute the results of an equation itself, or return None.
-    ``order``: None if it has not been computed yet.
     """
-    order = order or Order.of(jaxpr, environment, outvars)
-    values = dict(environment)
-    pieces: dict[Any, list[Any]] = {}  # of the variables that are split
-    # Like `interpret`, with two functions fewer between a solve and the user's own step.
-    for equation in order.equations:
-        operands = [x.val if hasattr(x, "val") else values[x] for x in equation.invars]
-        if equation.outvars and order.only_cut.issuperset(equation.outvars):
-            results: list[Any] = [SlicedOnly(equation, operands, replace)]
-        elif equation.primitive.name == "slice" and equation.invars[0] in order.splits:
-            whole = equation.invars[0]
-            split = order.splits[whole]
-            if whole not in pieces:
-                pieces[whole] = split.cut(operands[0])
-            (bounds,) = Slices.of(equation).bounds
-            results = [pieces[whole][split.bounds.index(bounds)]]
-        elif operands and isinstance(operands[0], SlicedOnly):
-            results = Slices.of(equation).cut(operands[0])
-        else:
-            results = bind(equation, operands, replace)
-        for variable, value in zip(equation.outvars, results, strict=True):
-            values.setdefault(variable, value)
-    return [x.val if hasattr(x, "val") else values[x] for x in outvars]
+    equations = cut_first(jaxpr, environment, outvars)
+    rule = partial(bind, replace=replace)
+    return interpret(jaxpr, environment, outvars, rule, equations=equations)
 
 
 def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
-    """The results of a closed program, by `evaluate`."""
+    """The results of a closed program, as by `evaluate`."""
     program, environment = entered(closed, operands)
-    return evaluate(program, environment, program.outvars, replace)
+    results, rule = program.outvars, partial(bind, replace=replace)
+    equations = cut_first(program, environment, results)
+    return interpret(program, environment, results, rule, equations=equations)
 
 
 def opening(rules: bool = False, checkpoints: bool = False) -> Replacement:
@@ -177,10 +125,7 @@ def opening(rules: bool = False, checkpoints: bool = False) -> Replacement:
         is_kept = not (rules or primitive(equation).inlines)
         is_kept |= "prevent_cse" in equation.params and not checkpoints
         inner = None if is_kept else called(equation)
-        if inner is None:
-            return None
-        program, environment = entered(inner, operands)
-        return evaluate(program, environment, program.outvars, replace)
+        return None if inner is None else apply(inner, operands, replace)
 
     return replace
 
@@ -191,12 +136,7 @@ def opened(program: Program, with_checkpoints: bool = False) -> Program:
     Those of functions with derivative rules stay, and of `jax.checkpoint` unless asked for.
     """
     replace = opening(checkpoints=with_checkpoints)
-    return with_literals(
-        *retraced(
-            program,
-            lambda values: evaluate(program, program.environment(values), program.outvars, replace),
-        )
-    )
+    return with_literals(*retraced(program, partial(apply, program, replace=replace)))
 
 
 def _only_cut(equations: Sequence[Any], outvars: Sequence[Any]) -> set[Any]:
@@ -209,7 +149,7 @@ def _only_cut(equations: Sequence[Any], outvars: Sequence[Any]) -> set[Any]:
     slices = defaultdict[Any, set[Bounds]](set)  # of what is only sliced
     for equation in reversed(equations):
         if equation.primitive.name in CUTS:
-            slices[equation.invars[0]].update(Slices.of(equation).bounds)
+            slices[equation.invars[0]].update(_bounds(equation))
             continue
         (result, *_) = equation.outvars or [None]
         cuts = slices.get(result, set())
@@ -224,24 +164,57 @@ def _only_cut(equations: Sequence[Any], outvars: Sequence[Any]) -> set[Any]:
     return only_cut
 
 
-def _splits(equations: Sequence[Any]) -> dict[Any, Slices]:
-    """The variables that their slices make up, one after another along an axis, and these.
-
-    The transpose of `jax.lax.split` is a concatenation, that of slices a sum of arrays with zeros.
-    """
-    slices = defaultdict[Any, set[Bounds]](set)
+def _with_splits(equations: Sequence[Any]) -> list[Any]:
+    """The equations; slices that make up an array, one after another along an axis, as a split."""
+    slices = defaultdict[Any, dict[Bounds, Any]](dict)
     for equation in equations:
         if equation.primitive.name == "slice" and not is_literal(equation.invars[0]):
-            slices[equation.invars[0]].update(Slices.of(equation).bounds)
-    splits = {}
+            (bounds,) = _bounds(equation)
+            slices[equation.invars[0]].setdefault(bounds, equation)
+    by_slice: dict[int, Any] = {}  # the split in place of the first of its slices
     for whole, parts in slices.items():
-        bounds, shape = sorted(parts), whole.aval.shape
-        for axis in range(len(shape) if len(bounds) > 1 else 0):
-            sizes = [ends[axis] - starts[axis] for starts, ends, _ in bounds]
-            split = Slices.from_split(shape, sizes, axis)
-            if sum(sizes) == shape[axis] and split.bounds == tuple(bounds):
-                splits[whole] = split
-    return splits
+        in_order, shape = tuple(sorted(parts)), whole.aval.shape
+        for axis in range(len(shape) if len(in_order) > 1 else 0):
+            sizes = tuple(limits[axis][1] - limits[axis][0] for limits in in_order)
+            if sum(sizes) == shape[axis] and _of_split(shape, sizes, axis) == in_order:
+                first = next(iter(parts.values()))
+                results = [parts[limits].outvars[0] for limits in in_order]
+                split = first.replace(primitive=lax.split_p, outvars=results)
+                by_slice |= dict.fromkeys(map(id, parts.values()))
+                by_slice[id(first)] = split.replace(params={"sizes": sizes, "axis": axis})
+    replaced = [by_slice.get(id(equation), equation) for equation in equations]
+    return [equation for equation in replaced if equation is not None]
+
+
+def _bounds(equation: Any) -> tuple[Bounds, ...]:
+    """Those of the slices that an equation computes."""
+    shape, params = equation.invars[0].aval.shape, equation.params
+    if equation.primitive.name == "split":
+        return _of_split(shape, params["sizes"], params["axis"])
+    strides = params["strides"] or [1] * len(shape)
+    return (tuple(zip(params["start_indices"], params["limit_indices"], strides, strict=True)),)
+
+
+def _of_split(shape: Shape, sizes: Sequence[int], axis: int) -> tuple[Bounds, ...]:
+    """Those of `jax.lax.split`."""
+    bounds = []
+    for end, length in zip(accumulate(sizes), sizes, strict=True):
+        limits = [(0, n, 1) for n in shape]
+        limits[axis] = (end - length, end, 1)
+        bounds.append(tuple(limits))
+    return tuple(bounds)
+
+
+def _sliced(atom: Any, cut: Any, results: Sequence[Any]) -> Any:
+    """The equation of slices of an array, which may have broadcast axes of size 1."""
+    shape, whole = atom.aval.shape, cut.invars[0].aval.shape
+    params = cut.params
+    if cut.primitive.name == "slice" and shape != whole:
+        by_axis = zip(shape, whole, *_bounds(cut), strict=True)
+        limits = [bounds if n == m else (0, 1, 1) for n, m, bounds in by_axis]
+        starts, ends, strides = zip(*limits, strict=True)
+        params = {"start_indices": starts, "limit_indices": ends, "strides": strides}
+    return cut.replace(invars=[atom], outvars=list(results), params=params)
 
 
 def _is_less(equation: Any, cuts: Collection[Bounds]) -> bool:
@@ -251,7 +224,7 @@ def _is_less(equation: Any, cuts: Collection[Bounds]) -> bool:
 
 def _entries(bounds: Bounds) -> int:
     """The number of entries of a slice."""
-    return math.prod(len(range(*axis)) for axis in zip(*bounds, strict=True))
+    return math.prod(len(range(*axis)) for axis in bounds)
 
 
 def replacing(is_of_kind: Callable[[Any], bool], write: Callable[..., Any]) -> Replacement:

@@ -17,7 +17,8 @@ a derivative that is not jax's own.
 """
 
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, filterfalse
 from typing import Any, NamedTuple, Self
 
@@ -30,6 +31,7 @@ from depth.jaxprs import (
     Replacement,
     called,
     interpret,
+    is_literal,
     needed,
     read_by,
     scan_parts,
@@ -111,16 +113,47 @@ def defining(program: Any, variables: Collection[Any]) -> list[Any]:
     return [x for x in program.eqns if any(map(variables.__contains__, x.outvars))]
 
 
+def reads_of(program: Any) -> Counter[Any]:
+    """How often each variable of a program is read, its results included."""
+    atoms = chain(program.outvars, *map(operator.attrgetter("invars"), program.eqns))
+    return Counter(filterfalse(is_literal, atoms))
+
+
 def results_of(equations: Iterable[Any]) -> list[Any]:
     """The variables that equations compute."""
     return list(chain.from_iterable(map(operator.attrgetter("outvars"), equations)))
+
+
+def follow(
+    closed: Any,
+    inputs: Sequence[bool],
+    rule: Callable[[Any, list[bool]], Sequence[bool] | None],
+) -> list[bool]:
+    """Which results of a program depend on something, from which inputs do. Calls are entered.
+
+    ``rule(equation, operands)``: the same of an equation with an operand that does; None to follow
+    it as others.
+    """
+
+    def results(equation: Any, operands: list[bool]) -> Sequence[bool]:
+        answer = rule(equation, operands) if any(operands) else None
+        if answer is not None:
+            return answer
+        inner = called(equation)
+        if inner is not None:
+            return follow(inner, operands, rule)
+        return [any(operands)] * len(equation.outvars)
+
+    jaxpr = without_constants(closed)
+    depends = dict.fromkeys(jaxpr.constvars, False) | dict(zip(jaxpr.invars, inputs, strict=True))
+    return interpret(jaxpr, depends, jaxpr.outvars, results, lambda _: False)
 
 
 def is_affine(program: Any, states: int) -> bool:
     """Whether the first ``states`` results are affine in as many inputs, with jax's derivatives."""
     inputs = [i < states for i in range(len(program.invars))]
     try:
-        _follow(program._replace(outvars=program.outvars[:states]), inputs)
+        follow(program._replace(outvars=program.outvars[:states]), inputs, _affine)
     except _NotAffine:
         return False
     return True
@@ -130,31 +163,19 @@ class _NotAffine(Exception):
     """A failed proof."""
 
 
-def _follow(closed: Any, inputs: Sequence[bool]) -> list[bool]:
-    """Which results of a program depend on the state, from which inputs do."""
-    jaxpr = without_constants(closed)
-    depends = dict.fromkeys(jaxpr.constvars, False) | dict(zip(jaxpr.invars, inputs, strict=True))
-    return interpret(jaxpr, depends, jaxpr.outvars, _results, lambda _: False)
-
-
-def _results(equation: Any, operands: list[bool]) -> list[bool]:
+def _affine(equation: Any, operands: list[bool]) -> list[bool] | None:
     """Which results of an equation depend on the state, from which operands do."""
-    if not any(operands):
-        return [False] * len(equation.outvars)
     name, params = equation.primitive.name, equation.params
     if primitive(equation).kind == "derivative rule" or name == "stop_gradient":
         raise _NotAffine
-    inner = None if name == "linear_map" else called(equation)
-    if inner is not None:
-        return _follow(inner, operands)
     if name == "cond" and not operands[0]:
-        branches = [_follow(branch, operands[1:]) for branch in params["branches"]]
+        branches = [follow(branch, operands[1:], _affine) for branch in params["branches"]]
         return list(map(any, zip(*branches, strict=True)))
     if name == "scan":
         return _of_a_loop(equation, operands)
-    if not _is_linear(equation, operands):
+    if called(equation) is None and not _is_linear(equation, operands):
         raise _NotAffine
-    return [True] * len(equation.outvars)
+    return None
 
 
 def _of_a_loop(equation: Any, operands: list[bool]) -> list[bool]:
@@ -164,7 +185,7 @@ def _of_a_loop(equation: Any, operands: list[bool]) -> list[bool]:
     state = operands[constants:end]
     while True:
         trip = [*operands[:constants], *state, *operands[end:]]
-        results = _follow(equation.params["jaxpr"], trip)
+        results = follow(equation.params["jaxpr"], trip, _affine)
         after = list(map(operator.or_, state, results))
         if after == state:
             return [*state, *results[carry:]]
@@ -174,8 +195,6 @@ def _of_a_loop(equation: Any, operands: list[bool]) -> list[bool]:
 def _is_linear(equation: Any, operands: list[bool]) -> bool:
     """Whether an equation is linear in the operands that depend on the state, all together."""
     name, params = equation.primitive.name, equation.params
-    if name == "linear_map":
-        return not any(operands[: params["role"].count])
     if name == "custom_linear_solve":
         return not any(operands[: sum(params["const_lengths"])])
     if not all(jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in equation.outvars):

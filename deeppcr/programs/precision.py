@@ -9,6 +9,7 @@ steps, Jacobians and adjoints therefore compute every product of float32 or wide
 """
 
 import operator
+from functools import cache
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from deeppcr.programs.retrace import converted
-from depth.jaxprs import HoldsProgram, Program, equations
+from depth.jaxprs import HoldsProgram, Program, equations, without_constants
 from depth.primitives import primitive
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
@@ -29,7 +30,44 @@ ROUNDOFF = {lax.Precision.DEFAULT: 2.0**-8, TF32: 2.0**-11, lax.Precision.HIGHES
 
 def in_full_precision(program: Program) -> Program:
     """The same program, its variables included, with such products, also in derivative rules."""
-    return program._replace(eqns=list(map(_Conversion().equation, program.eqns)))
+
+    @cache  # a program that is called twice stays one
+    def inner(value: Any) -> Any:
+        """A jaxpr, closed or not; the same object if nothing changes."""
+        jaxpr = without_constants(value)
+        eqns = list(map(converted_equation, jaxpr.eqns))
+        if all(map(operator.is_, eqns, jaxpr.eqns)):
+            return value
+        new = jaxpr.replace(eqns=eqns)
+        return new if jaxpr is value else value.replace(jaxpr=new)
+
+    def rule(users: Any, *arguments: Any) -> Any:
+        """What a derivative rule, a function of tracers, returns: values, or a program first."""
+        asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        with jax.default_matmul_precision(asked or "highest"):
+            result = users.call_wrapped(*arguments)
+        if isinstance(result, tuple) and result and hasattr(result[0], "eqns"):
+            return inner(result[0]), *result[1:]
+        return result
+
+    def converted_equation(equation: Any) -> Any:
+        """An equation; the same object if nothing changes."""
+        name, params = equation.primitive.name, equation.params
+        if name in OWN_KERNELS or primitive(equation).kind in WITHOUT_PROGRAMS:
+            return equation
+        if name in PRODUCTS:
+            is_left = params["precision"] is not None or not _is_of_full_operands(equation)
+            return equation if is_left else equation.replace(params=params | {"precision": HIGHEST})
+        new = {
+            key: value.converted(in_full_precision)
+            if isinstance(value, HoldsProgram)
+            else converted(value, inner, rule)
+            for key, value in params.items()
+        }
+        is_same = all(map(operator.is_, new.values(), params.values()))
+        return equation if is_same else equation.replace(params=new)
+
+    return program._replace(eqns=list(map(converted_equation, program.eqns)))
 
 
 def own_rounding(program: Program) -> float:
@@ -45,51 +83,6 @@ def _roundoff(precision: Any) -> float:
     if isinstance(precision, tuple):
         return max(map(ROUNDOFF.__getitem__, precision))
     return ROUNDOFF[lax.Precision.DEFAULT if str(precision).startswith("BF16") else TF32]
-
-
-class _Conversion:
-    """The conversion of one program: each program inside it is converted once."""
-
-    def __init__(self) -> None:
-        self._converted: dict[int, tuple[Any, Any]] = {}
-
-    def equation(self, equation: Any) -> Any:
-        """An equation; the same object if nothing changes."""
-        name, params = equation.primitive.name, equation.params
-        if name in OWN_KERNELS or primitive(equation).kind in WITHOUT_PROGRAMS:
-            return equation
-        if name in PRODUCTS:
-            is_left = params["precision"] is not None or not _is_of_full_operands(equation)
-            return equation if is_left else equation.replace(params=params | {"precision": HIGHEST})
-        new = {
-            key: value.converted(in_full_precision)
-            if isinstance(value, HoldsProgram)
-            else converted(value, self.program, self._rule)
-            for key, value in params.items()
-        }
-        is_same = all(map(operator.is_, new.values(), params.values()))
-        return equation if is_same else equation.replace(params=new)
-
-    def program(self, value: Any) -> Any:
-        """A jaxpr, closed or not; the same object if nothing changes."""
-        if id(value) not in self._converted:
-            inner = getattr(value, "jaxpr", value)
-            eqns = list(map(self.equation, inner.eqns))
-            new = value
-            if not all(map(operator.is_, eqns, inner.eqns)):
-                new = inner.replace(eqns=eqns)
-                new = new if inner is value else value.replace(jaxpr=new)
-            self._converted[id(value)] = value, new  # with the key's own object, which has to live
-        return self._converted[id(value)][1]
-
-    def _rule(self, rule: Any, *arguments: Any) -> Any:
-        """What a derivative rule, a function of tracers, returns: values, or a program first."""
-        users = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-        with jax.default_matmul_precision(users or "highest"):
-            result = rule.call_wrapped(*arguments)
-        if isinstance(result, tuple) and result and hasattr(result[0], "eqns"):
-            return self.program(result[0]), *result[1:]
-        return result
 
 
 def _is_of_full_operands(equation: Any) -> bool:

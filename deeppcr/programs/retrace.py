@@ -26,8 +26,8 @@ from depth.jaxprs import (
     Program,
     bind,
     constants_of,
-    interpret,
     is_literal,
+    run,
     vary,
     without_constants,
 )
@@ -103,8 +103,7 @@ class Retrace:
             return retraced(program, partial(self._run, program), self.type)
 
     def _run(self, program: Program, values: Sequence[Any]) -> list[Any]:
-        rule = partial(bind, replace=self._replace)
-        return self._cast(interpret(program, program.environment(values), program.outvars, rule))
+        return self._cast(run(program, values, partial(bind, replace=self._replace)))
 
     def _cast(self, values: Sequence[Any]) -> list[Any]:
         """Values as programs inside of the program take and return them."""
@@ -114,10 +113,8 @@ class Retrace:
         """A jaxpr with these constants, retraced."""
         program = Program.of(jaxpr)
         types = list(map(self.type, avals_of(program.invars)))
-        with self.mesh():
-            return jax.make_jaxpr(lambda xs: self._run(program, [*self._cast(constants), *xs]))(
-                types
-            )
+        trace = jax.make_jaxpr(lambda xs: self._run(program, [*self._cast(constants), *xs]))
+        return trace(types)
 
     def _inner(self, jaxpr: Any) -> Any:
         closed = self._closed(jaxpr, constants_of(jaxpr))
@@ -133,7 +130,7 @@ class Retrace:
         """
         with self.mesh():
             jaxpr, constants, *without_tangent = rule.call_wrapped(*zeros)
-        closed = self._closed(jaxpr, constants)
+            closed = self._closed(jaxpr, constants)
         return without_constants(closed), constants_of(closed), *without_tangent
 
 

@@ -7,7 +7,6 @@ from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import jax
 import numpy as np
 from jax.extend.core.primitives import reduce_p
 
@@ -49,9 +48,6 @@ class _Signature:
             return tuple(sorted((key, self.of(item)) for key, item in value.items()))
         if isinstance(value, tuple | list):
             return (type(value), *map(self.of, value))
-        if isinstance(value, jax.core.Tracer):
-            self.reason = "a value that jax traces"
-            return ("tracer", id(value))
         if hasattr(value, "dtype") and hasattr(value, "shape"):
             return self._array(value)
         try:
@@ -69,7 +65,7 @@ class _Signature:
     def _array(self, value: Any) -> Any:
         try:
             content = np.asarray(value).tobytes()
-        except (TypeError, ValueError, RuntimeError):  # random keys, arrays on other machines
+        except (TypeError, ValueError, RuntimeError):  # tracers, keys, arrays on other machines
             self.reason = f"an array, {value.dtype}{list(value.shape)}"
             return ("array", id(value))
         if value.size > SMALL:

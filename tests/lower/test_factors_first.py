@@ -10,7 +10,7 @@ import pytest
 import deeppcr
 from deeppcr.lower.cpu.factors_first import multiplied_first
 from deeppcr.lower.steps import Loop
-from depth.jaxprs import entered, equations
+from depth.jaxprs import Program, constants_of, equations
 from tests.problems import assert_agree, normal, rounding
 
 one_function = importlib.import_module("deeppcr.lower.cpu.one_function")  # a function, too
@@ -20,8 +20,8 @@ W = normal(5, N, N)
 
 
 def factors_first(closed, *operands):
-    program, known = entered(closed, operands)
-    return multiplied_first(program, known, program.invars[:1])
+    program = Program.of(closed)
+    return multiplied_first(program, program.invars[:1], [*constants_of(closed), *operands])
 
 
 def chained(g, a, b, c):

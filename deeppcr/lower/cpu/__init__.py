@@ -41,19 +41,19 @@ def _is_few_rows(equation: Any) -> bool:
     return is_large and matrices(equation)[1] <= limits.ROWS_OF_INPUTS
 
 
-def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
-    """The results of a loop, by these rules, up to the first that runs it."""
-    gains = loop.length > 1 and not is_left_to_xla(loop.program)
+def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> Leaves | None:
+    """The results of a loop, by these rules, up to the first that runs it; None if none applies."""
     plain = loop
-    first = FIRST if gains and gains_by_inputs(loop) else ()
-    for rule in (*first, *rules) if gains else ():
+    if loop.length <= 1 or is_left_to_xla(loop.program):
+        return None
+    for rule in (*FIRST, *rules) if gains_by_inputs(loop) else rules:
         loop, operands = rule(loop, operands)
         if loop.run:
             break
     if loop is plain:
-        return loop.as_written(operands)
+        return None
     last, ys = run_in_chunks(loop, operands)
-    return last, loop.after(ys)
+    return [*last, *loop.after(ys)]
 
 
 # XLA cannot compile loops of one function for several devices (jaxlib 0.10.2).

@@ -6,18 +6,17 @@ cotangent: it is computed for all steps at once, and a step reads fewer arrays. 
 that reads less than a kilobyte in a trip to one function.
 
 Values are equal up to rounding. But ``a * b`` may overflow where ``(lam * a) * b`` does not: in a
-branch that is not taken ``lam`` is 0. So one of the two has to be bounded, as gates are. Bounds are
-known as exponents, ``|a| <= 2**exponent``, and what is not known to be bounded has `UNKNOWN`.
+branch that is not taken ``lam`` is 0. So one of the two has to be bounded, as gates are: made of
+results of bounded functions and of small numbers, by sums, products and low powers.
 """
 
 # jax 0.10.2, 2 cores, the loop of an adjoint: a GRU of 4 to 16 units takes 0.5 to 0.7 of the time,
 # an LSTM of 4 units 0.1.
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial, reduce
-from itertools import filterfalse
+from itertools import compress
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -27,23 +26,31 @@ from jax.ad_checkpoint import checkpoint_name
 
 from deeppcr.arrays.state import Leaves, float32_or_better
 from deeppcr.lower.steps import Loop, Operands
+from deeppcr.programs.dependence import reads_of
 from depth.jaxprs import Program, bind, called, entered, interpret, is_literal
 from depth.primitives import primitive
 
-# Exponents of functions of real numbers whose results are bounded.
-LIMITED = dict.fromkeys(("cos", "erf", "logistic", "sign", "sin", "tanh"), 0.0) | {"erfc": 1.0}
-LARGEST = 127.0  # exponent of a product that is computed first: that of float32
-UNKNOWN = 100.0  # more than half of it, so that one of two factors is bounded
+# Functions of real numbers whose results are bounded.
+LIMITED = frozenset(("cos", "erf", "erfc", "logistic", "sign", "sin", "tanh"))
+# Their results are bounded if their operands are.
+CLOSED = frozenset(
+    ("abs", "add", "add_any", "convert_element_type", "max", "min", "mul", "neg", "square", "sub")
+)
+SMALL = 1 << 10  # of a number in a program: of a few such factors, the product is far from 2**127
+LOW = range(1, 4)  # powers
 
-
-BOUNDED = "deeppcr: a result of a function with this bound: "
+BOUNDED = "deeppcr: bounded"
 
 
 def bounded(value: Array, equation: Any) -> Array:
     """A result of an equation that the program which reads it does not show, with its bound."""
-    name = equation.primitive.name
-    is_limited = name in LIMITED and jnp.issubdtype(value.dtype, jnp.floating)
-    return checkpoint_name(value, BOUNDED + name) if is_limited else value
+    return checkpoint_name(value, BOUNDED) if _is_limited(equation) else value
+
+
+def _is_limited(equation: Any) -> bool:
+    """Whether the results of an equation are bounded, whatever its operands are."""
+    is_real = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating)
+    return is_real and equation.primitive.name in LIMITED
 
 
 class Term(NamedTuple):
@@ -52,12 +59,12 @@ class Term(NamedTuple):
     Attributes:
         value: of one equation, or an operand of the program.
         factor: None for 1.
-        exponent: of the factor.
+        is_bounded: whether the factor is.
     """
 
     value: Array
     factor: Any = None
-    exponent: float = 0.0
+    is_bounded: bool = True
 
     @property
     def wide_factor(self) -> Array:
@@ -94,108 +101,80 @@ def factors_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """The rule, for loops that are linear in what they carry."""
     if not loop.kind.linear:
         return loop, operands
-
-    def step(values: Leaves) -> Leaves:
-        states = loop.program.invars[: loop.states]
-        return multiplied_first(loop.program, loop.program.environment(values), states)
-
-    return loop.retraced(operands, step)
+    states = loop.program.invars[: loop.states]
+    return loop.retraced(operands, partial(multiplied_first, loop.program, states))
 
 
-def multiplied_first(
-    program: Program, environment: Mapping[Any, Any], moving: Sequence[Any]
-) -> Leaves:
+def multiplied_first(program: Program, moving: Sequence[Any], values: Leaves) -> Leaves:
     """The results of a program that is linear in the variables ``moving``."""
+    environment = program.environment(values)
     sums = {variable: Sum(Term(environment[variable])) for variable in moving}
-    return list(map(_value, _followed(program, {**environment, **sums}, {})))
+    return list(map(_value, _followed(program, {**environment, **sums}, set())))
 
 
-def _followed(
-    program: Program, environment: Mapping[Any, Any], limits: dict[Any, float]
-) -> list[Any]:
-    """The results of a program; ``limits``: the exponents of variables."""
-    uses = Counter(filterfalse(is_literal, program.outvars))  # how often each variable is read
-    for equation in program.eqns:
-        uses.update(filterfalse(is_literal, equation.invars))
-    rule = partial(_results, uses, limits)
+def _followed(program: Program, environment: Mapping[Any, Any], limited: set[Any]) -> list[Any]:
+    """The results of a program; ``limited``: the variables whose values are bounded."""
+    rule = partial(_results, reads_of(program), limited)
     return interpret(program, environment, program.outvars, rule)
 
 
 def _results(
-    uses: Counter[Any], limits: dict[Any, float], equation: Any, operands: list[Any]
+    reads: Counter[Any], limited: set[Any], equation: Any, operands: list[Any]
 ) -> Sequence[Any]:
-    """The results of an equation; ``limits``: the exponents of variables, to which it adds."""
-    exponents = [
-        _of_literal(x) if is_literal(x) else limits.get(x, UNKNOWN) for x in equation.invars
+    """The results of an equation; ``limited``: the bounded variables, to which it adds."""
+    are_bounded = [
+        bool(np.max(np.abs(x.val)) <= SMALL) if is_literal(x) else x in limited
+        for x in equation.invars
     ]
     if Sum not in map(type, operands):
-        limits |= dict.fromkeys(equation.outvars, _exponent(equation, exponents))
+        limited.update(equation.outvars if _is_bounded(equation, are_bounded) else ())
         return bind(equation, operands)
     inner = called(equation) if primitive(equation).inlines else None
     if inner is not None and "prevent_cse" not in equation.params:  # of `jax.checkpoint` alone
         program, environment = entered(inner, operands)
-        return _followed(program, environment, dict(zip(program.invars, exponents, strict=True)))
-    is_shared = [not is_literal(x) and uses[x] > 1 for x in equation.invars]
-    result = _sum(equation.primitive.name, operands, is_shared, exponents)
+        return _followed(program, environment, set(compress(program.invars, are_bounded)))
+    is_shared = [not is_literal(x) and reads[x] > 1 for x in equation.invars]
+    result = _sum(equation.primitive.name, operands, is_shared, are_bounded)
     if result is not None:
         return [result]
     return list(map(Sum, map(Term, bind(equation, list(map(_value, operands))))))
 
 
-def _of_literal(literal: Any) -> float:
-    largest = float(np.max(np.abs(literal.val)))
-    return math.log2(max(1.0, largest)) if math.isfinite(largest) else UNKNOWN
-
-
-def _exponent(equation: Any, exponents: list[float]) -> float:
-    """The exponent of the results, given those of the operands."""
-    name = equation.primitive.name
-    largest = max(exponents, default=UNKNOWN)
-    match name:
-        case "mul":
-            return sum(exponents)
-        case "add" | "add_any" | "sub":
-            return largest + 1
-        case "square":
-            return 2 * largest
-        case "integer_pow" if equation.params["y"] > 0:
-            return equation.params["y"] * largest
-        case "select_n":
-            return max(exponents[1:])
-        case "abs" | "convert_element_type" | "max" | "min" | "neg":
-            return largest
-        case "bitcast_convert_type":
-            return UNKNOWN
-        case "name" if equation.params["name"].startswith(BOUNDED):
-            return LIMITED[equation.params["name"].removeprefix(BOUNDED)]
-    if name in LIMITED and jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
-        return LIMITED[name]
-    return largest if primitive(equation).kind == "move" else UNKNOWN
+def _is_bounded(equation: Any, are_bounded: list[bool]) -> bool:
+    """Whether the results are bounded, given which operands are."""
+    name, params = equation.primitive.name, equation.params
+    if _is_limited(equation) or (name == "name" and params["name"] == BOUNDED):
+        return True
+    if name == "select_n":
+        return all(are_bounded[1:])
+    is_closed = name in CLOSED or (name == "integer_pow" and params["y"] in LOW)
+    is_moved = primitive(equation).kind == "move" and name != "bitcast_convert_type"
+    return (is_closed or is_moved) and bool(are_bounded) and all(are_bounded)
 
 
 def _sum(
-    name: str, operands: list[Any], is_shared: list[bool], exponents: list[float]
+    name: str, operands: list[Any], is_shared: list[bool], are_bounded: list[bool]
 ) -> Sum | None:
     """The result with its factors; None if it is to be computed as it is.
 
     ``is_shared``: whether operands have other uses, too. Then factors that differ in sign or scale
-    alone would be two arrays, not one. ``exponents``: of the operands.
+    alone would be two arrays, not one. ``are_bounded``: which operands are.
     """
     match name, operands:
         case "mul", [Sum(), Sum()]:  # one is of an inner loop, of values and their tangents
             return None
         case "mul", [Sum() as x, fixed] | [fixed, Sum() as x]:
-            exponent = min(exponents)  # what the program is linear in has `UNKNOWN`
+            is_bounded = any(are_bounded)  # what the program is linear in is not
             if (
                 x.scaled is None
                 or (any(is_shared) and jnp.ndim(fixed) == 0)
-                or exponent + x.scaled.exponent > LARGEST
+                or not (is_bounded or x.scaled.is_bounded)
             ):
-                return Sum(Term(x.value, fixed, exponent))
+                return Sum(Term(x.value, fixed, is_bounded))
             factor = lax.mul(x.scaled.wide_factor, _wide(fixed))
-            return Sum(Term(x.scaled.value, factor, exponent + x.scaled.exponent))
-        case "neg", [Sum(scaled=(value, factor, exponent))] if not is_shared[0]:
-            return Sum(Term(value, lax.neg(factor), exponent))
+            return Sum(Term(x.scaled.value, factor, is_bounded and x.scaled.is_bounded))
+        case "neg", [Sum(scaled=(value, factor, is_bounded))] if not is_shared[0]:
+            return Sum(Term(value, lax.neg(factor), is_bounded))
         case "add" | "add_any", [Sum() as x, Sum() as y]:
             if not all(is_shared) or bool(x.scaled) != bool(y.scaled):
                 return _added(*map(_summands, (x, y), is_shared))
@@ -216,7 +195,7 @@ def _added(left: Sequence[Term], right: Sequence[Term]) -> Sum:
             terms.append(term)
         else:
             factor = lax.add(terms[i].wide_factor, term.wide_factor)
-            terms[i] = Term(term.value, factor, max(terms[i].exponent, term.exponent) + 1)
+            terms[i] = Term(term.value, factor, terms[i].is_bounded and term.is_bounded)
     return Sum(*terms)
 
 

@@ -15,14 +15,12 @@ from itertools import filterfalse
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import Array, lax
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu.products import as_products, is_small_product, own_filters
-from deeppcr.lower.loops import even_chunk, steps_in_cache
+from deeppcr.lower.loops import even_chunk, scan_in_chunks, steps_in_cache
 from deeppcr.lower.steps import Loop, Operands
-from deeppcr.programs.cut_first import CUTS, evaluate, opening
+from deeppcr.programs.cut_first import CUTS, apply, opening
 from deeppcr.programs.dependence import Split, results_of
 from deeppcr.programs.effects import is_of_threefry
 from depth.counts import contracted, nbytes, size
@@ -43,26 +41,21 @@ def inputs_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
     """
     opened, of_opened = loop, operands
     if any(called(x) is not None or x.primitive.name in CUTS for x in loop.program.eqns):
-        opened, of_opened = loop.retraced(operands, partial(_opened, loop))
+        replace = opening(rules=True, checkpoints=True)
+        opened, of_opened = loop.retraced(operands, partial(apply, loop.program, replace=replace))
     # What only outputs read stays in the loop, which writes the outputs anyway.
     split = Split.of(opened.program, *_late_and_varying(opened), at_once=False)
     if set(split.between) <= set(opened.inputs):
         return loop, operands
     constants = split.constants(of_opened.constants)
-    replace = as_products(own_filters(split.first, constants))
+    products = as_products(own_filters(split.first, constants))
     # The loop of a derivative is that of a chunk already; one in another takes 3 times as long.
     bytes_of_step = sum(map(nbytes, results_of(split.first.eqns)))
     chunk = None if loop.kind.linear else even_chunk(loop.length, steps_in_cache(bytes_of_step))
-    before = jax.vmap(partial(split.values_between, constants, replace=replace))
+    before = jax.vmap(partial(split.values_between, constants, replace=products))
     rest = split.rest._replace(constvars=list(constants))
     loop = opened._replace(program=rest, before=before, size=chunk)
     return loop, of_opened._replace(constants=list(constants.values()))
-
-
-def _opened(loop: Loop, values: Leaves) -> Leaves:
-    """A step with calls opened and slices moved first."""
-    replace = opening(rules=True, checkpoints=True)
-    return evaluate(loop.program, loop.program.environment(values), loop.program.outvars, replace)
 
 
 def _late_and_varying(loop: Loop) -> tuple[set[Any], set[Any]]:
@@ -117,43 +110,14 @@ def _grows(equation: Any) -> bool:
 
 
 def run_in_chunks(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
-    """The last carry, and the ``y`` of all steps.
-
-    A chunk is compiled once: the last one begins early enough to be as long as the others, and
-    computes a few steps again.
-    """
+    """The last carry, and the ``y`` of all steps."""
     run = loop.run or Loop.scan
-    length, size = loop.length, loop.size or loop.length
-    if size >= length:
+    if loop.size is None:
         return run(loop, operands._replace(xs=loop.before(operands.xs)))
-    count = -(-length // size)
-    twice = count * size - length  # steps of the last chunk that run before, too
-    last_chunk = 0 if loop.reverse else count - 1
-    outvars = loop.program.outvars
-    after = outvars[: loop.states] if twice else []  # the states after each step, too
-    program = loop.program._replace(outvars=[*outvars, *after])
-    of_chunk = loop._replace(program=program, length=size)
 
-    def chunk(carry: tuple[Leaves, Leaves], index: Array) -> tuple[tuple[Leaves, Leaves], Leaves]:
-        """``carry``: the state after the chunk before, and that from which the last one begins."""
-        start, start_of_last = carry
-        begin = index * size
-        if twice:
-            is_last = index == last_chunk
-            start = list(map(partial(jnp.where, is_last), start_of_last, start))
-            begin = jnp.clip(begin - twice * loop.reverse, 0, length - size)
-        xs = [lax.dynamic_slice_in_dim(x, begin, size) for x in operands.xs]
-        end, ys = run(of_chunk, Operands(operands.constants, start, loop.before(xs)))
-        ys, states = ys[: len(loop.outputs)], ys[len(loop.outputs) :]
-        start_of_last = [z[twice if loop.reverse else size - 1 - twice] for z in states] or end
-        return (end, start_of_last), ys
+    def chunk(carry: Leaves, xs: Leaves) -> tuple[Leaves, Leaves]:
+        part = Operands(operands.constants, carry, loop.before(xs))
+        return run(loop._replace(length=len(xs[0])), part)
 
-    start = operands.carry, operands.carry
-    (last, _), ys = lax.scan(chunk, start, jnp.arange(count, dtype=jnp.int32), reverse=loop.reverse)
-
-    def each_once(y: Array) -> Array:
-        y = y.reshape((count * size, *y.shape[2:]))
-        first = size - twice if loop.reverse else (count - 1) * size
-        return jnp.concatenate([y[:first], y[first + twice :]]) if twice else y
-
-    return last, list(map(each_once, ys))
+    options: Any = {"length": loop.length, "size": loop.size, "reverse": loop.reverse}
+    return scan_in_chunks(chunk, operands.carry, operands.xs, **options)

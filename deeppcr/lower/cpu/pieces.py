@@ -12,7 +12,7 @@ each shape and dtype, which is split after the loop.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -27,100 +27,64 @@ from deeppcr.arrays.avals import abstract_avals
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.steps import Loop, Operands
-from deeppcr.programs.calls import Call, is_jit_disabled
-from depth.jaxprs import bind, interpret
-
-Sizes = tuple[int, ...]  # of the pieces
+from deeppcr.lower.variants import is_eager
+from deeppcr.programs.calls import Call, with_operands
+from depth.jaxprs import bind, run
 
 
 # jax 0.10.2, 2 cores: 64 layers of 6 arrays, 0.4 s of compiling instead of 7.3 s.
 def stack_rows(rows: Sequence[Any]) -> Array:
     """`jnp.stack` on axis 0, of rows of one shape and dtype; its gradient compiles faster."""
     shape = jnp.shape(rows[0])
-    joined = join(rows if shape else [jnp.reshape(row, 1) for row in rows])
+    pieces = rows if shape else [jnp.reshape(row, 1) for row in rows]
+    (joined,) = pieces_p.of(lambda *pieces: [jnp.concatenate(pieces)], *pieces)
     return joined.reshape(len(rows), *shape)
 
 
-def join(pieces: Sequence[Any]) -> Array:
-    """`jnp.concatenate` on axis 0, of pieces ``[n, ...]`` of one dtype."""
-    return _bind(pieces, tuple(map(len, pieces)), joins=True)[0]
-
-
-def split(array: Any, sizes: Sequence[int]) -> list[Array]:
-    """`jax.lax.split` on axis 0."""
-    return _bind([array], tuple(sizes), joins=False)
-
-
-@partial(jax.jit, static_argnames="sizes")
-def _join(*pieces: Any, sizes: Sizes) -> list[Array]:
-    return [jnp.concatenate(pieces)]
-
-
-@partial(jax.jit, static_argnames="sizes")
-def _split(array: Any, *, sizes: Sizes) -> list[Array]:
-    return list(lax.split(array, sizes))
-
-
-def _split_equally(array: Any, sizes: Sizes) -> list[Array]:
-    """`_split`, by equal computations."""
-
-    def offsets() -> list[Any]:
-        return [np.int32(n) for n in accumulate(sizes[:-1], initial=0)]
-
-    starts = lax.cond(lax.optimization_barrier(False), offsets, offsets)
-    return [
-        lax.dynamic_slice_in_dim(array, start, size, allow_negative_indices=False)
-        for start, size in zip(starts, sizes, strict=True)
-    ]
-
-
-def _bind(operands: Sequence[Any], sizes: Sizes, joins: bool) -> list[Array]:
-    """The equation, with the program that it stands for, by which others read it."""
-    program = _join if joins else _split
-    jaxpr = program.trace(*operands, sizes=sizes).jaxpr
-    return pieces_p.bind(*operands, sizes=sizes, joins=joins, call_jaxpr=jaxpr)
-
-
-_run = jax.jit(_bind, static_argnums=(1, 2))
-
-
 class _Pieces(Call):
-    """See `Call`: joins pieces, or cuts them out again; the one is the transpose of the other.
+    """See `Call`: pieces that are joined, or cut out again; the one is the transpose of the other.
 
-    Parameters are the ``sizes`` of the pieces, and whether it ``joins`` them.
+    On a CPU, and where it runs at once, pieces of a size are cut out by equal computations.
     """
 
     def __init__(self) -> None:
         super().__init__("pieces")
-        self.def_impl(self._eagerly)
-        mlir.register_lowering(self, mlir.lower_fun(self._on_a_cpu, multiple_results=True), "cpu")
+        self.def_impl(self._equally)
+        mlir.register_lowering(self, mlir.lower_fun(self._equally, multiple_results=True), "cpu")
 
-    def _on_a_cpu(self, *operands: Any, sizes: Sizes, joins: bool, **_: Any) -> list[Array]:
-        return _join(*operands, sizes=sizes) if joins else _split_equally(operands[0], sizes)
+    def of(self, f: Callable[..., Any], *operands: Any) -> list[Array]:
+        """The equation of a function that joins or cuts."""
+        program, constants = with_operands(jax.make_jaxpr(f)(*operands))
+        return self.bind(*constants, *operands, call_jaxpr=program)
 
-    def _eagerly(self, *operands: Any, sizes: Sizes, joins: bool, call_jaxpr: Any) -> list[Array]:
-        if is_jit_disabled():  # `_run` would call this
-            return self.run(*operands, call_jaxpr=call_jaxpr)
-        return _run(list(operands), sizes, joins)
+    def _equally(self, *operands: Any, call_jaxpr: Any) -> list[Array]:
+        return run(call_jaxpr, operands, _cut_equally)
 
     def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
-        sizes, joins = params["sizes"], params["joins"]
-        values = _bind(primals, sizes, joins)
-        if all(isinstance(t, ad.Zero) for t in tangents):
-            return values, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in values]
-        return values, _bind(list(map(ad.instantiate_zeros, tangents)), sizes, joins)
+        moving = list(map(ad.instantiate_zeros, tangents))
+        return self.bind(*primals, **params), self.bind(*moving, **params)
 
-    def _map(self, operands: Any, axes: Any, names: dict[str, Any], params: dict[str, Any]) -> Any:
-        """See `Call`; the examples are on axis 1: axis 0 is that of the pieces."""
-        mapped = jax.vmap(lambda *arrays: arrays, axes, 1, **names)(*operands)
-        results = _bind(mapped, params["sizes"], params["joins"])
-        return results, [1] * len(results)
+    _map = Call.map_as_one
 
-    def _transpose(self, cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
-        cotangents = list(map(ad.instantiate_zeros, cotangents))
-        pulled = _bind(cotangents, params["sizes"], not params["joins"])
-        pairs = zip(pulled, operands, strict=True)
-        return [x if ad.is_undefined_primal(operand) else None for x, operand in pairs]
+    def transposed(self, f: Callable[..., Any], *avals: Any) -> Callable[..., Any]:
+        """See `Call`: an equation, too."""
+        pull = jax.linear_transpose(f, *avals)
+        return lambda cotangents: self.of(lambda *leaves: pull(list(leaves)), *cotangents)
+
+
+def _cut_equally(equation: Any, operands: list[Any]) -> list[Any]:
+    """The results of an equation; the pieces of a split at offsets that XLA does not know."""
+    if equation.primitive.name != "split":
+        return bind(equation, operands)
+    sizes, axis = equation.params["sizes"], equation.params["axis"]
+
+    def offsets() -> list[Any]:
+        return [np.int32(n) for n in accumulate(sizes[:-1], initial=0)]
+
+    is_known = is_eager(operands)
+    starts = offsets() if is_known else lax.cond(lax.optimization_barrier(False), offsets, offsets)
+    cut = partial(lax.dynamic_slice_in_dim, operands[0], axis=axis, allow_negative_indices=False)
+    return list(map(cut, starts, sizes))
 
 
 pieces_p = _Pieces()
@@ -135,9 +99,7 @@ def results_stacked(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
         return loop, operands
 
     def step(values: Leaves) -> Leaves:
-        results = interpret(
-            loop.program, loop.program.environment(values), loop.program.outvars, bind
-        )
+        results = run(loop.program, values, bind)
         return [*results[: loop.states], *stack_equal(results[loop.states :], ys)]
 
     new, operands = loop.retraced(operands, step)

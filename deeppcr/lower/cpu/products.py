@@ -1,9 +1,5 @@
 """Products as a CPU runs them fast, in loops and in gradients: five rewritings, the same values.
 
-- **Values that are computed once.** XLA fuses cheap elementwise operations into those that read
-  their results, and computes them again for each read: for a sum over k of ``a_ik b_kj``, the
-  entries of ``a`` once for every j. An optimisation barrier does not prevent that, because it is
-  removed before. But XLA never recomputes a division, so an opaque division by 1.0 keeps the value.
 - **Swapped operands.** ``(a b)^T = b^T a^T``. jax writes the gradient of a weight as the transpose
   of a product. XLA computes that product in one order of its axes and copies it into the other,
   which takes as much memory again as the weights of all steps.
@@ -22,17 +18,15 @@
 """
 
 import math
-from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
-from itertools import chain, filterfalse
+from itertools import chain
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.arrays.state import Leaves
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.products import (
     BY_ENTRY,
@@ -49,34 +43,18 @@ from deeppcr.lower.products import (
 )
 from deeppcr.lower.steps import Loop, Operands
 from deeppcr.lower.variants import target
-from deeppcr.programs.cut_first import CUTS, evaluate, replacing
+from deeppcr.programs.cut_first import CUTS, apply, replacing
+from deeppcr.programs.dependence import follow, reads_of
 from depth.counts import matrices, size
 from depth.jaxprs import (
     Program,
     Replacement,
     bind,
-    called,
     equations,
-    interpret,
     is_literal,
-    moved_by,
     names,
+    run,
 )
-from depth.primitives import primitive
-
-# -- values that are computed once -----------------------------------------------------------------
-
-
-def unknown_one() -> Array:
-    """1 in float32, which no compiler can replace by its value; to be computed outside of loops."""
-    return lax.cond(lax.optimization_barrier(False), lambda: np.float32(1), lambda: np.float32(1))
-
-
-# jax 0.10.2, 2 cores, a step of the adjoint of a GRU of 16 units, batch 8: 0.16 of the time.
-def materialised(x: Array, one: Array) -> Array:
-    """``x``, computed once. ``one``: see `unknown_one`."""
-    return x / one.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
 
 # -- swapped operands ------------------------------------------------------------------------------
 
@@ -90,16 +68,12 @@ def is_transpose(equation: Any) -> bool:
 # half the time, and no memory besides that of the result.
 def swapped(program: Program) -> Program:
     """The same program; its products that nothing but a transpose reads have swapped operands."""
-    products = {}
-    uses = Counter(filterfalse(is_literal, program.outvars))
-    for equation in program.eqns:
-        uses.update(filterfalse(is_literal, equation.invars))
-        if equation.primitive.name == "dot_general":
-            products[equation.outvars[0]] = equation
+    products = {x.outvars[0]: x for x in products_of(program.eqns)}
+    reads = reads_of(program)
 
     def replaced(equation: Any) -> Any:
         product = products.get(equation.invars[0]) if is_transpose(equation) else None
-        is_alone = product is not None and uses[equation.invars[0]] == 1
+        is_alone = product is not None and reads[equation.invars[0]] == 1
         return _swapped(product, equation) if is_alone else equation
 
     return program._replace(eqns=list(map(replaced, program.eqns)))
@@ -146,11 +120,8 @@ def transposed_first(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
         params = equation.params | {"dimension_numbers": ((axes, (0,)), batch)}
         return [lax.dot_general_p.bind(operands[0], transposed[equation.invars[1]], **params)]
 
-    def step(values: Leaves) -> Leaves:
-        rule = partial(bind, replace=by_columns)
-        return interpret(program, loop.program.environment(values), program.outvars, rule)
-
-    return loop.retraced(operands, step)
+    rule = partial(bind, replace=by_columns)
+    return loop.retraced(operands, partial(run, program, rule=rule))
 
 
 def _reads_rows(equation: Any, constants: Collection[Any]) -> bool:
@@ -169,28 +140,11 @@ def _reads_rows(equation: Any, constants: Collection[Any]) -> bool:
 # jax 0.10.2, 2 cores, a GRU in `jax.lax.scan`: 5.7 times faster for n = 2, 1.5 for 4, 1.2 for 8
 # with a batch of 8; 0.9, 1.7, 1.0 alone. Beyond a few thousand multiplications the product wins.
 def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
-    """The loop with its small products as sums, and with slices first (`cut_first`).
-
-    In the loops of derivatives, whose products have operands that are computed just before, these
-    are computed once: see `materialised`.
-    """
+    """The loop with its small products as sums, and with slices first (`cut_first`)."""
     program = loop.program
     if CUTS.isdisjoint(names(program)) and not any(map(is_small_product, equations(program))):
         return loop, operands
-    of_state = moved_by(program, program.invars[: loop.states])
-    one = unknown_one()
-
-    def write(equation: Any, *operands: Any) -> Any:
-        pairs = zip(equation.invars, operands, strict=True)
-        factors = [materialised(x, one) if atom in of_state else x for atom, x in pairs]
-        return as_sum_in_loop(equation, *factors)
-
-    replace = replacing(is_small_product, write) if loop.kind.linear else write_out
-
-    def step(values: Leaves) -> Leaves:
-        return evaluate(program, loop.program.environment(values), program.outvars, replace)
-
-    return loop.retraced(operands, step)
+    return loop.retraced(operands, partial(apply, program, replace=write_out))
 
 
 def is_small_product(equation: Any) -> bool:
@@ -306,26 +260,20 @@ def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
         return frozenset()
     results: set[Any] = set()
 
-    def follow(program: Program, differ: Sequence[bool]) -> list[bool]:
-        environment = program.environment(differ)
-        return interpret(program, environment, program.outvars, rule, literal=lambda _: False)
-
-    def rule(equation: Any, differ: list[bool]) -> list[bool]:
-        inner = called(equation) if primitive(equation).inlines else None
-        if inner is not None:
-            inside = Program.of(inner)
-            return follow(inside, [False] * len(inside.constvars) + differ)
+    def note(equation: Any, differ: list[bool]) -> None:
         if _has_patches(equation) and differ[1]:
             results.add(equation.outvars[0])
-        return [any(differ)] * len(equation.outvars)
 
-    follow(program, [x not in shared for x in (*program.constvars, *program.invars)])
+    variables = [*program.constvars, *program.invars]
+    differ = [x not in shared for x in variables]
+    follow(program._replace(constvars=[], invars=variables), differ, note)
     return frozenset(results)
 
 
 # jax 0.10.2, 2 cores, batch 8, all steps: gradients of filters 3 x 4 x 4 are 60 (256 steps) to 150
 # times (1024 steps) faster, 360 times for 3 x 3 x 8 x 8 (64 steps), 42 for 31 x 4 x 4, 14 for
-# 3 x 3 x 32 x 32 (4 steps); the convolutions themselves 6, 3, 0.6 and 0.9 times.
+# 3 x 3 x 32 x 32 (4 steps); the convolutions themselves 6, 3, 0.6 and 0.9 times. The patches of
+# `jax.lax.conv_general_dilated_patches` take 6 to 20 times as long, as they are a convolution.
 def as_products(results: frozenset[Any]) -> Replacement | None:
     """Replaces the convolutions with these ``results``, for `evaluate`; None if there are none."""
     if not results or target().launches:
