@@ -286,7 +286,7 @@ def solution_of(problem: Problem) -> Run:
 
 def _spec(along: P, path: Any, _: Any) -> P:
     """How an array of a solver is sharded: ``along`` the chain, if it has entries for all steps."""
-    return along if path[0].name in ("guess", "atol") else P()
+    return along if path[1].name in ("initial_guess", "atol") else P()
 
 
 def _per_example(problem: Problem, method: Newton, chain: TracedChain) -> Run:
