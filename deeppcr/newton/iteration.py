@@ -28,7 +28,7 @@ from deeppcr.newton import one_kernel
 from deeppcr.newton.convergence import ROUNDING, Criterion, Evaluation
 from deeppcr.newton.damping import SWEEPS, largest
 from deeppcr.newton.guess import first_trajectory
-from deeppcr.newton.iterate import Convergence, Iterate, Progress, Window, finish, forward
+from deeppcr.newton.iterate import Convergence, Iterate, Progress, Window, finish
 from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
 
@@ -106,7 +106,7 @@ class NewtonSolver:
     def _begin(self, chain: TracedChain) -> Iterate:
         """Before the first trip."""
         entry = chain.layout.flatten(chain.initial)
-        first = first_trajectory(self.method.initial_guess, chain, entry, self.method.window)
+        first = first_trajectory(self.method.initial_guess, chain, entry)
         # The first trips apply the step to the guess, and test the result.
         early = 1 + (self.method.initial_guess == "apply")
         recorded = self.method.max_iterations + 2 if self.method.record else 0
@@ -116,7 +116,7 @@ class NewtonSolver:
             states=states,
             value=states,
             convergence=Convergence.unknown(states),
-            window=Window.begin(entry, first, self.method.window, chain.length),
+            window=Window.begin(entry, first, self.method.window),
             sizes=jnp.zeros_like(entry) if self.method.damping else (),
             history=self.method.acceleration.begin(states) if self.method.acceleration else (),
             residuals=jnp.full(recorded, unrecorded(), states.dtype),
@@ -253,12 +253,12 @@ class NewtonSolver:
             else ()
         )
         following = now._replace(
-            states=jnp.where(enters, guess, forward(states, distance)),
+            states=jnp.where(enters, guess, jnp.roll(states, -distance, axis=0)),
             convergence=now.convergence.shifted(distance, enters.all(axis=-1), now.iterations),
             window=window,
             history=history,
         )
-        return following, jnp.where(enters, jnp.inf, forward(update, distance))
+        return following, jnp.where(enters, jnp.inf, jnp.roll(update, -distance, axis=0))
 
     def _progress(self, chain: TracedChain, now: Iterate) -> Progress:
         return Progress.of(now, chain.axis.total(self.method.window))
