@@ -65,11 +65,7 @@ class Scalar(Linearization):
         check_type("of_input", self.of_input, Callable | None, expected)
 
     def traced(self, chain: TracedChain) -> "Scalar":
-        self.check(chain.step, chain.length)  # an array of a number is a program, too
-        # A leaf, so that nothing is compiled again for another number.
-        return dataclasses.replace(self, coefficient=jnp.asarray(self.coefficient))
-
-    def check(self, step: Step, length: int) -> None:
+        step, length = chain.step, chain.length
         shape, dtype = jnp.shape(self.coefficient), jnp.result_type(self.coefficient)
         if shape not in ((), (length,)) or not (
             jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
@@ -88,6 +84,8 @@ class Scalar(Linearization):
                     f"of_input returns arrays of shapes {shapes} for the input of a step, "
                     "expected a number."
                 )
+        # A leaf, so that nothing is compiled again for another number.
+        return dataclasses.replace(self, coefficient=jnp.asarray(self.coefficient))
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
         length = len(states)

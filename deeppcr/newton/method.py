@@ -244,7 +244,7 @@ class Newton:
         ``unpadded``: the chain as the user has it, without steps that were added for even shards.
         """
         widened = in_float32(chain)
-        choice = self._choose(widened, unpadded.length)
+        choice = self._choose(widened)
         is_newton = choice.is_exact
         # Slowly converging iterations must reach the rounding of the working dtype; Newton's
         # method, which converges quadratically, that of the chain's dtype.
@@ -292,7 +292,7 @@ class Newton:
             is_affine=is_affine,
         )
 
-    def _choose(self, chain: TracedChain, length: int) -> LinearizationChoice:
+    def _choose(self, chain: TracedChain) -> LinearizationChoice:
         """How the steps on each device are linearised."""
         shards, window = chain.axis.size, self.window
         each = chain.length // shards
@@ -306,7 +306,7 @@ class Newton:
                 )
             window = each
         return choose_linearization(
-            self.linearize, chain.step, chain.layout, each, window, self.memory, length
+            self.linearize, chain.step, chain.layout, each, window, self.memory
         )
 
 
