@@ -148,8 +148,7 @@ class Problem:
         if used is None:
             return True
         if isinstance(used, Scalar):
-            is_shared = all(axis is None for axis in axes[len(axes) - count :])
-            return is_shared and used.of_input is None
+            return all(axis is None for axis in axes[len(axes) - count :])
         return isinstance(used, Dense | Diagonal | BlockDiagonal | Zero)
 
     def differing(self, size: int, axes: Axes, name: Any) -> list[bool]:
