@@ -35,7 +35,12 @@ class Reporter:
     length: int
 
     def __call__(self, iteration: Array, prefix: Array, residual: Array) -> None:
-        """After an iteration: the number of states that have converged, the residual."""
+        """After an iteration: the number of states that have converged, the residual.
+
+        Below 0 it is none: the step has been applied to the initial trajectory.
+        """
+        if iteration < 0:
+            return
         done = min(int(prefix), self.length)  # there may be steps that only fill up a shard
         counts = f"{done} of {self.length} steps"
         line = f"iteration {int(iteration)}: {counts}, residual {float(residual):.0e}"

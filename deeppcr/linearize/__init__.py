@@ -22,6 +22,7 @@ from deeppcr.linearize.exact import (
     find_linearization,
     memory_budget,
 )
+from deeppcr.linearize.jacobian import derivative
 from deeppcr.linearize.linearization import BlockDiagonal, Dense, Diagonal, Linearization, constant
 from deeppcr.linearize.scalar import Scalar, Zero
 
@@ -39,6 +40,7 @@ __all__ = [
     "Zero",
     "choose_linearization",
     "constant",
+    "derivative",
     "exact_linearization",
     "find_linearization",
     "memory_budget",

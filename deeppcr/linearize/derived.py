@@ -79,10 +79,6 @@ class Clipped(Linearization):
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
         return self._inside(step, layout).bytes_per_step(step, layout)
 
-    def check(self, step: Step, length: int) -> None:
-        if linearization := find_linearization(self.linearize):
-            linearization.check(step, length)
-
     def traced(self, chain: TracedChain) -> "Clipped":
         inside = self._inside(chain.step, chain.layout)
         return dataclasses.replace(self, linearize=inside.traced(chain))
@@ -203,9 +199,6 @@ class TracedSurrogate(Linearization):
 
     def bytes_per_step(self, step: Step, layout: StateLayout) -> int:
         return self.linearization.bytes_per_step(self.step, layout)
-
-    def check(self, step: Step, length: int) -> None:
-        self.linearization.check(self.step, length)
 
     @property
     def of_adjoint(self) -> None:

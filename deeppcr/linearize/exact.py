@@ -72,19 +72,17 @@ def choose_linearization(
     length: int,
     window: int | None,
     memory: int | None,
-    whole: int | None = None,
 ) -> LinearizationChoice:
-    """The linearisation and the window for ``length`` steps, of a chain of ``whole`` steps.
+    """The linearisation and the window for ``length`` steps of a chain.
 
     "auto" takes the exact Jacobian in the narrowest form that the step's structure proves:
     diagonal, block-diagonal or dense. If the blocks of all steps take more than ``memory`` bytes
     (None: see `memory_budget`), a window slides along the chain. If not even 64 steps fit, it takes
-    only the diagonal, which is a quasi-Newton method. ``whole`` is None for ``length``.
+    only the diagonal, which is a quasi-Newton method.
     """
     named = find_linearization(linearize)
     budget = memory_budget() if memory is None else memory
     linearization = named or exact_linearization(step, layout)
-    linearization.check(step, length if whole is None else whole)
     reasons = []
     size = COPIES * max(1, linearization.bytes_per_step(step, layout))
     if (

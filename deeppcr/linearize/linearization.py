@@ -19,18 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.arrays.state import Leaves, StateLayout
+from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.checks import check_count
 from deeppcr.linear import BlockDiagonals, Blocks, Diagonals, Matrices
 from deeppcr.linearize.jacobian import (
     block_diagonals,
-    by_rows,
-    columns,
-    derivative,
     diagonals,
-    differentiable,
+    matrices,
     probed_diagonals,
 )
 from deeppcr.structure import find_structure
@@ -91,6 +88,9 @@ class Linearization(ABC):
         """The same for this chain, with the functions in it traced.
 
         So the arrays that they close over are leaves, like those of the chain's own step.
+
+        Raises:
+            ValueError: it does not apply to this chain.
         """
         return self
 
@@ -98,9 +98,6 @@ class Linearization(ABC):
     def of_adjoint(self) -> "Linearization | None":
         """The blocks of an adjoint that asks for none itself; None for the exact ones."""
         return self
-
-    def check(self, step: Step, length: int) -> None:  # noqa: B027
-        """Raise a `ValueError` if it does not apply to a chain of ``length`` such steps."""
 
 
 def constant(linearization: Linearization) -> Linearization:
@@ -140,12 +137,7 @@ class Dense(Part):
     """
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        def one(state: Array, inputs: Leaves) -> Array:
-            return jnp.moveaxis(columns(derivative(chain, state, inputs), state), 0, -1)
-
-        with differentiable(chain.step):
-            derivatives = jax.vmap(one)(states, chain.inputs)
-        return Matrices(by_rows(chain, derivatives))
+        return Matrices(matrices(chain, states))
 
     def groups(self, step: Step, layout: StateLayout) -> np.ndarray:
         return np.arange(layout.width, dtype=np.int32)[None]

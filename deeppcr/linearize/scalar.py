@@ -6,13 +6,13 @@ iteration, as in parallel decoding (Song et al., ICML 2021).
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.arrays.avals import avals_of
 from deeppcr.arrays.state import StateLayout
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, users_input
@@ -65,12 +65,18 @@ class Scalar(Linearization):
         check_type("of_input", self.of_input, Callable | None, expected)
 
     def traced(self, chain: TracedChain) -> "Scalar":
-        self.check(chain.step, chain.length)  # an array of a number is a program, too
-        # A leaf, so that nothing is compiled again for another number.
-        return dataclasses.replace(self, coefficient=jnp.asarray(self.coefficient))
-
-    def check(self, step: Step, length: int) -> None:
-        shape, dtype = jnp.shape(self.coefficient), jnp.result_type(self.coefficient)
+        length, coefficient = chain.length, self.coefficient
+        if self.of_input is not None:
+            inputs = chain.step.input_of(chain.axis.in_order(chain.inputs))
+            of_each = partial(jax.vmap(self.of_input, axis_size=length), users_input(inputs))
+            shapes = [list(leaf.shape[1:]) for leaf in jax.tree.leaves(jax.eval_shape(of_each))]
+            if shapes != [[]]:
+                raise ValueError(
+                    f"of_input returns arrays of shapes {shapes} for the input of a step, "
+                    "expected a number."
+                )
+            (coefficient,) = jax.tree.leaves(of_each())
+        shape, dtype = jnp.shape(coefficient), jnp.result_type(coefficient)
         if shape not in ((), (length,)) or not (
             jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
         ):
@@ -78,29 +84,15 @@ class Scalar(Linearization):
                 f"coefficient is {dtype}{list(shape)}, expected a real number, "
                 f"or one for each of {length} steps."
             )
-        if self.of_input is not None:
-            avals = avals_of(step.jaxpr.invars[step.states :])
-            inputs = users_input(step.input_of(avals))
-            results = jax.tree.leaves(jax.eval_shape(self.of_input, inputs))
-            shapes = [list(leaf.shape) for leaf in results]
-            if shapes != [[]]:
-                raise ValueError(
-                    f"of_input returns arrays of shapes {shapes} for the input of a step, "
-                    "expected a number."
-                )
+        # A leaf, so that nothing is compiled again for another number.
+        return Scalar(jnp.asarray(coefficient))
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        length = len(states)
-        if self.of_input is not None:
-            of_input = self.of_input
-            inputs = users_input(chain.step.input_of(chain.inputs))
-            scalar = jax.vmap(lambda x: jnp.asarray(of_input(x)), axis_size=length)(inputs)
-        else:
-            scalar = jnp.asarray(self.coefficient)
-            if scalar.ndim and len(scalar) != length:  # a window, a chunk or a shard of the chain
-                index = jnp.arange(length, dtype=jnp.int32)
-                index = index if chain.offset is None else chain.offset + index
-                scalar = jnp.take(scalar, index, mode="clip")
+        length, scalar = len(states), jnp.asarray(self.coefficient)
+        if scalar.ndim and len(scalar) != length:  # a window, a chunk or a shard of the chain
+            index = jnp.arange(length, dtype=jnp.int32)
+            index = index if chain.offset is None else chain.offset + index
+            scalar = jnp.take(scalar, index, mode="clip")
         scalar = jnp.broadcast_to(scalar.astype(states.dtype), (length,))
         return Scalars(scalar, states.shape[1:-1], states.shape[-1])
 

@@ -162,12 +162,12 @@ def _states(what: str, found: Any, carry: Carry, steps: tuple[int, ...], where: 
     return carry.split(leaves)
 
 
-def first_trajectory(guess: str | Leaves, chain: TracedChain, start: Array, window: int) -> Array:
-    """The states to begin with: ``[L, *batch, w]`` of a trajectory, the first ``window`` of a name.
+def first_trajectory(guess: str | Leaves, chain: TracedChain, start: Array) -> Array:
+    """The states to begin with, ``[L, *batch, w]``.
 
     The initial state replaces entries that are not finite, which would spread to all later states.
     """
     if isinstance(guess, str):
-        return jnp.broadcast_to(start, (window, *start.shape))
+        return jnp.broadcast_to(start, (chain.length, *start.shape))
     states = chain.layout.flatten(cast(guess, chain.layout.dtypes))
     return jnp.where(jnp.isfinite(states), states, start)

@@ -122,19 +122,9 @@ class Window(NamedTuple):
     whole: Array
 
     @classmethod
-    def begin(cls, entry: Array, first: Array, size: int, length: int) -> Self:
-        """At the start of a chain of ``length`` steps.
-
-        Args:
-            entry: the initial state.
-            first: the initial trajectory of ``length`` states, or of the first ``size`` of them.
-            size: the steps of the window.
-            length: L.
-        """
-        whole = jnp.zeros_like(first[:0])
-        if size < length:
-            unknown = jnp.zeros((length - len(first), *first.shape[1:]), first.dtype)
-            whole = jnp.concatenate([first, unknown])
+    def begin(cls, entry: Array, first: Array, size: int) -> Self:
+        """The first ``size`` steps, after the state ``entry``; ``first``: all states."""
+        whole = first if size < len(first) else jnp.zeros_like(first[:0])
         return cls(jnp.int32(0), entry, jnp.int32(0), whole)
 
     def all_states(self, states: Array) -> Array:
@@ -149,11 +139,6 @@ class Window(NamedTuple):
         last = lax.dynamic_index_in_dim(states, jnp.maximum(distance - 1, 0), keepdims=False)
         entry = jnp.where(distance > 0, last, self.entry)
         return Window(start, entry, exact, self.all_states(states))
-
-
-def forward(tree: Any, distance: Array) -> Any:
-    """Arrays ``[W, ...]`` of a window that has moved; its last ``distance`` steps are new."""
-    return jax.tree.map(lambda leaf: jnp.roll(leaf, -distance, axis=0), tree)
 
 
 class Iterate(NamedTuple):

@@ -10,6 +10,7 @@ not converged.
 
 import dataclasses
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -17,23 +18,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from deeppcr.arrays.avals import like
-from deeppcr.arrays.state import Leaves, StateLayout, cast
+from deeppcr.arrays.state import cast
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain.chain import TracedChain
-from deeppcr.chain.step import Step
-from deeppcr.checks import option_tree
-from deeppcr.linear import Blocks, LinearSolver
-from deeppcr.linearize import Linearization
+from deeppcr.linear import Blocks
 from deeppcr.loops import ITERATION, STEP, iterate, named
 from deeppcr.lower import Opening, each, in_place, once_unless, opening
 from deeppcr.newton import one_kernel
-from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.convergence import ROUNDING, Criterion, Evaluation
-from deeppcr.newton.damping import SWEEPS, TrustRegion, largest
+from deeppcr.newton.damping import SWEEPS, largest
 from deeppcr.newton.guess import first_trajectory
-from deeppcr.newton.iterate import Convergence, Iterate, Progress, Window, finish, forward
+from deeppcr.newton.iterate import Convergence, Iterate, Progress, Window, finish
 from deeppcr.newton.lyapunov import growth_rate
-from deeppcr.progress import Reporter
 from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
 
 SMALL = 4  # entries of a block, up to which a product of two is cheap
@@ -55,71 +51,54 @@ class Proposal(NamedTuple):
     is_solved: Array
 
 
-@option_tree("linearization", "guess", "atol", "captured")
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["method", "in_float32"],
+    meta_fields=["fused", "criterion", "expected", "is_affine"],
+)
 @dataclasses.dataclass(frozen=True)
 class NewtonSolver:
     """`Newton` for one chain: a pytree of the arrays that it needs besides those of the chain.
 
     Attributes:
-        linearization: the source of the blocks.
-        guess: the name of the initial trajectory, or its leaves ``[L, ...]``.
-        atol: ``[L]``, the absolute tolerances, if there is one for each step.
-        captured: arrays that ``step`` closes over.
-        damping: as in `Newton`, and so are the next ones.
-        acceleration: of the iterates.
-        record: whether residuals are recorded.
-        progress: tells the user of an iteration.
-        on_failure: what to do if the budget is spent.
+        method: a `Newton` whose options are those of this chain: ``linearize``, ``linear`` and
+            ``progress`` are objects, ``initial_guess`` is a name or leaves ``[L, ...]``, ``atol`` a
+            number or an array ``[L]``; ``max_iterations`` and ``window`` are numbers.
+        in_float32: the chain in float32 or better, without initial state and inputs.
         fused: whether one kernel solves the chain.
-        solver: of the linear recurrence.
-        criterion: the convergence criterion.
-        budget: the maximum number of iterations.
+        criterion: the convergence criterion, but for an array of absolute tolerances.
         expected: the number of iterations to expect, within the budget or not.
         is_affine: whether the step is affine in its state. Then the first iterate is the solution,
             unless blocks amplify its rounding errors.
-        window: the number of steps that are solved at once.
-        step: the user's step, traced in float32 or better.
-        layout: of its state.
     """
 
-    linearization: Linearization
-    guess: str | Leaves
-    atol: Array | None
-    captured: Leaves
-    damping: TrustRegion | None
-    acceleration: Anderson | None
-    record: bool
-    progress: Reporter | None
-    on_failure: str
+    method: Any
+    in_float32: TracedChain
     fused: bool
-    solver: LinearSolver
     criterion: Criterion
-    budget: int
     expected: int
     is_affine: bool
-    window: int
-    step: Step
-    layout: StateLayout
 
     def solve(self, chain: TracedChain) -> Run:
         """Iterate from the initial trajectory until convergence, or until the budget is spent."""
         if self.fused:
             return one_kernel.solved(self, chain, dataclasses.replace(self, fused=False).solve)
-        of_inputs = [x.aval.dtype for x in self.step.jaxpr.invars[self.step.states :]]
+        step, layout = self.in_float32.step, self.in_float32.layout
+        of_inputs = [x.aval.dtype for x in step.jaxpr.invars[step.states :]]
         in_float32 = dataclasses.replace(
             chain,
-            step=self.step,
-            layout=self.layout,
-            initial=cast(chain.initial, self.layout.dtypes),
-            inputs=cast(chain.inputs[: len(of_inputs)], of_inputs),
-            captured=self.captured,
+            step=step,
+            layout=layout,
+            initial=cast(chain.initial, layout.dtypes),
+            inputs=cast(chain.inputs, of_inputs),
+            captured=self.in_float32.captured,
         )
         end = iterate(
             ITERATION,
             partial(self._goes_on, in_float32),
             partial(self._trip, in_float32),
             self._begin(in_float32),
-            self.budget,
+            self.method.max_iterations,
             self.expected,
         )
         return self._finished(chain, in_float32, end)
@@ -127,19 +106,19 @@ class NewtonSolver:
     def _begin(self, chain: TracedChain) -> Iterate:
         """Before the first trip."""
         entry = chain.layout.flatten(chain.initial)
-        first = first_trajectory(self.guess, chain, entry, self.window)
+        first = first_trajectory(self.method.initial_guess, chain, entry)
         # The first trips apply the step to the guess, and test the result.
-        early = 1 + (self.guess == "apply")
-        recorded = self.budget + 2 if self.record else 0
-        states = first[: self.window]
+        early = 1 + (self.method.initial_guess == "apply")
+        recorded = self.method.max_iterations + 2 if self.method.record else 0
+        states = first[: self.method.window]
         now = Iterate(
             iterations=jnp.int32(-early),
             states=states,
             value=states,
             convergence=Convergence.unknown(states),
-            window=Window.begin(entry, first, self.window, chain.length),
-            sizes=jnp.zeros_like(entry) if self.damping else (),
-            history=self.acceleration.begin(states) if self.acceleration else (),
+            window=Window.begin(entry, first, self.method.window),
+            sizes=jnp.zeros_like(entry) if self.method.damping else (),
+            history=self.method.acceleration.begin(states) if self.method.acceleration else (),
             residuals=jnp.full(recorded, unrecorded(), states.dtype),
             reported=jnp.int32(0),
         )
@@ -156,12 +135,13 @@ class NewtonSolver:
 
     def _goes_on(self, chain: TracedChain, now: Iterate) -> Array:
         reached = self._progress(chain, now)
-        goes_on = (now.iterations < self.budget) & (reached.prefix < chain.total) & ~reached.stuck
+        within = now.iterations < self.method.max_iterations
+        goes_on = within & (reached.prefix < chain.total) & ~reached.stuck
         return (now.iterations < 0) | goes_on
 
     def _trip(self, chain: TracedChain, now: Iterate) -> Iterate:
         """The next states, f applied to them, and how far they have converged."""
-        window = chain.window(now.window.start, self.window)
+        window = chain.window(now.window.start, self.method.window)
         reached = self._progress(chain, now)
         opens = now.iterations < 0
         applied = Proposal(_applied(now), now.sizes, now.history, jnp.zeros((), bool))
@@ -181,7 +161,7 @@ class NewtonSolver:
             sizes=proposal.sizes,
             history=proposal.history,
         )
-        if self.window < chain.length:
+        if self.method.window < chain.length:
             following, update = self._slide(chain, now, following, update, reached)
         return self._checked(chain, following, update)
 
@@ -189,14 +169,14 @@ class NewtonSolver:
         """The states of the next iterate: blocks, the linear recurrence, damping, acceleration."""
         entry, start, axis = now.window.entry, now.window.start, window.axis
         origin = axis.before(entry, now.states)
-        blocks: Blocks = self.linearization.blocks(window, origin)
+        blocks: Blocks = self.method.linearize.blocks(window, origin)
         index, sizes, history = axis.indices(origin.shape), now.sizes, now.history
-        if region := self.damping:
+        if region := self.method.damping:
             seen = jnp.where(index < reached.prefix - start, now.states, 0)
             both = jnp.maximum(jnp.abs(now.states), jnp.abs(now.value))
             seen = jnp.where(now.iterations == 0, both, seen)
             sizes = jnp.maximum(sizes, axis.largest(largest(seen)))
-            states = region.limited(self.solver, blocks, now.states, now.value, sizes, axis)
+            states = region.limited(self.method.linear, blocks, now.states, now.value, sizes, axis)
 
             def sweep(_: Array, states: Array) -> Array:
                 swept = like(window.evaluate(axis.before(entry, states)), states)
@@ -207,19 +187,21 @@ class NewtonSolver:
             # The first step starts from a known state. An update in place would be a kernel of its
             # own on a GPU; on a TPU the iteration of a GRU would take 4 times as long (jax 0.10.2).
             change = now.value - blocks.apply(origin, "summand")
-            states = self.solver.solve_unguarded(blocks, jnp.where(index == 0, now.value, change))
+            states = self.method.linear.solve_unguarded(
+                blocks, jnp.where(index == 0, now.value, change)
+            )
         # What overflows would spread to all later steps.
         states = jnp.where(jnp.isfinite(states), states, now.states)
         # The recurrence reproduces states that are exact to the last bit only to rounding.
         states = jnp.where(index < reached.exact - start, now.value, states)
-        if acceleration := self.acceleration:
+        if acceleration := self.method.acceleration:
             states, history = acceleration(history, now.states, states, axis)
         solved = self._keeps_size(blocks, axis) if self.is_affine else jnp.zeros((), bool)
         return like(Proposal(states, sizes, history, solved), now)
 
     def _checked(self, chain: TracedChain, now: Iterate, update: Array) -> Iterate:
         """The iterate with ``f`` applied to its states, and how far they have converged."""
-        window = chain.window(now.window.start, self.window)
+        window = chain.window(now.window.start, self.method.window)
         origin = window.axis.before(now.window.entry, now.states)
         value = each(window.evaluate)(origin)  # with fewer kernels on a GPU
         criterion = self._criterion(now.window.start)
@@ -232,14 +214,14 @@ class NewtonSolver:
         # The states that the step is applied to first are no iterate.
         convergence = _opening(chain).select(now.iterations < 0, now.convergence, tested)
         now = now._replace(value=value, convergence=convergence)
-        if not (self.record or self.progress):
+        if not (self.method.record or self.method.progress):
             return now
         residuals, reported, reached = now.residuals, now.reported, self._progress(window, now)
-        if self.record:
+        if self.method.record:
             residuals = residuals.at[now.iterations + 1].set(reached.worst)
-        if self.progress:
+        if self.method.progress:
             reported = jnp.maximum(reported, reached.prefix)
-            self._report(now.iterations, reported, reached.worst)
+            jax.debug.callback(self.method.progress, now.iterations, reported, reached.worst)
         return now._replace(residuals=residuals, reported=reported)
 
     def _slide(
@@ -256,30 +238,36 @@ class NewtonSolver:
         is_right = chain.axis.indices(states.shape) < reached.prefix - window.start
         final = jnp.where(is_right, now.value, states)
         start = jnp.maximum(reached.prefix, window.start + within)
-        start = jnp.minimum(start, jnp.int32(chain.length - self.window))
+        start = jnp.minimum(start, jnp.int32(chain.length - self.method.window))
         start = jnp.where(last.iterations < 0, window.start, start)
         distance = start - window.start
         window = window.moved(start, final, reached.exact)
-        guess = lax.dynamic_slice_in_dim(window.whole, start, self.window)
-        if isinstance(self.guess, str):  # states that enter start from the last one of the window
+        guess = lax.dynamic_slice_in_dim(window.whole, start, self.method.window)
+        # Under a name, states that enter start from the last one of the window.
+        if isinstance(self.method.initial_guess, str):
             guess = jnp.broadcast_to(states[-1], guess.shape)
-        enters = chain.axis.indices(guess.shape) >= self.window - distance
-        history = self.acceleration.shift(now.history, distance) if self.acceleration else ()
+        enters = chain.axis.indices(guess.shape) >= self.method.window - distance
+        history = (
+            self.method.acceleration.shift(now.history, distance)
+            if self.method.acceleration
+            else ()
+        )
         following = now._replace(
-            states=jnp.where(enters, guess, forward(states, distance)),
+            states=jnp.where(enters, guess, jnp.roll(states, -distance, axis=0)),
             convergence=now.convergence.shifted(distance, enters.all(axis=-1), now.iterations),
             window=window,
             history=history,
         )
-        return following, jnp.where(enters, jnp.inf, forward(update, distance))
+        return following, jnp.where(enters, jnp.inf, jnp.roll(update, -distance, axis=0))
 
     def _progress(self, chain: TracedChain, now: Iterate) -> Progress:
-        return Progress.of(now, chain.axis.total(self.window))
+        return Progress.of(now, chain.axis.total(self.method.window))
 
     def _keeps_size(self, blocks: Blocks, axis: ChainAxis) -> Array:
         """Whether no block amplifies differences, by a bound on its norm: bool."""
-        ones = jnp.ones(blocks.vector_shape, self.layout.dtype)
-        limit = 1 + ROUNDING * jnp.finfo(self.layout.dtype).eps
+        dtype = self.in_float32.layout.dtype
+        ones = jnp.ones(blocks.vector_shape, dtype)
+        limit = 1 + ROUNDING * jnp.finfo(dtype).eps
 
         def norm(of: Blocks) -> Array:
             """The largest sum of the magnitudes in a row."""
@@ -291,20 +279,14 @@ class NewtonSolver:
             keeps |= norm(blocks.transpose().compose(blocks)) <= limit
         return keeps
 
-    def _report(self, iteration: Array, *numbers: Array) -> None:
-        """Tell the user of an iteration."""
-        report = partial(jax.debug.callback, self.progress)
-        lax.cond(iteration < 0, lambda *_: None, report, iteration, *numbers)
-
     def _criterion(self, start: Array) -> Criterion:
         """The convergence criterion of the window that begins at ``start``."""
-        if self.atol is None:
+        if isinstance(self.method.atol, Real):
             return self.criterion
-        atol = lax.dynamic_slice_in_dim(self.atol, start, self.window)
-        shape = (-1, *(1,) * len(self.layout.batch_shape), 1)
-        return dataclasses.replace(
-            self.criterion, atol=atol.astype(self.layout.dtype).reshape(shape)
-        )
+        layout = self.in_float32.layout
+        atol = lax.dynamic_slice_in_dim(self.method.atol, start, self.method.window)
+        shape = (-1, *(1,) * len(layout.batch_shape), 1)
+        return dataclasses.replace(self.criterion, atol=atol.astype(layout.dtype).reshape(shape))
 
     def _finished(self, chain: TracedChain, in_float32: TracedChain, last: Iterate) -> Run:
         """The run, after the sequential fallback if it is needed and requested."""
@@ -314,15 +296,15 @@ class NewtonSolver:
         trajectory = cast(trajectory, chain.layout.dtypes)
         failure = Result.NOT_CONVERGED
         worst = end.worst
-        if self.on_failure == "sequential":
+        if self.method.on_failure == "sequential":
             failure = Result.FINISHED_SEQUENTIALLY
             worst = jnp.where(ok, worst, 0)
             # From the last state that is exact to the last bit: see `deeppcr.newton.method`.
-            fails = self.expected > self.budget
+            fails = self.expected > self.method.max_iterations
             trajectory = finish(chain, trajectory, jnp.where(ok, chain.total, end.exact), fails)
         origin = chain.before(chain.initial, trajectory)
         stats = Stats(last.iterations, worst, end.prefix)
-        if self.record:
+        if self.method.record:
             states = in_float32.layout.flatten(cast(origin, in_float32.layout.dtypes))
             rate = growth_rate(in_float32, states)
             stats = dataclasses.replace(stats, residuals=last.residuals[1:], growth_rate=rate)

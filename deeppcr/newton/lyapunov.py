@@ -23,7 +23,9 @@ from jax import Array, lax
 
 from deeppcr.arrays.avals import like
 from deeppcr.arrays.state import Leaves
+from deeppcr.axis import ChainAxis
 from deeppcr.chain.chain import TracedChain
+from deeppcr.linearize import derivative
 
 
 def growth_rate(chain: TracedChain, states: Array) -> Array:
@@ -33,41 +35,28 @@ def growth_rate(chain: TracedChain, states: Array) -> Array:
         chain: all L steps of a chain.
         states: ``z_0 .. z_{L-1}``, as ``[L, *batch, w]``.
     """
-    step, layout, length = chain.step, chain.layout, chain.length
-    size = math.isqrt(length - 1) + 1
-    pieces = length // size
-    shape = states.shape[1:]
-    backwards = step.has_custom_vjp  # it has no other derivative; the exponents are the same
+    size = math.isqrt(chain.length - 1) + 1
+    pieces = chain.length // size
+    tiny = float(jnp.finfo(states.dtype).tiny)
+    # A step with reverse mode only has no other derivative; the exponents are the same.
+    axis = ChainAxis(backwards=chain.step.has_custom_vjp)
 
     def cut(x: Array) -> Array:
         whole = x[: pieces * size].reshape((pieces, size, *x.shape[1:]))
         return jnp.moveaxis(whole, 1, 0)
 
     def one(vector: Array, state: Array, inputs: Leaves) -> Array:
-        def f(z: Array) -> Array:
-            leaves = layout.unflatten(z)
-            return layout.flatten(step(leaves, inputs, chain.captured, step.at_once))
-
-        if not backwards:
-            return jax.jvp(f, (state,), (vector,))[1]
-        return jax.vjp(f, state)[1](vector)[0]
+        return derivative(chain, state, inputs)(vector)
 
     def body(vector: Array, at: tuple[Array, Leaves]) -> tuple[Array, Array]:
-        state, inputs = at
-        vector = jax.vmap(one)(vector, state, inputs)
+        vector = jax.vmap(one)(vector, *at)
         norm = jnp.maximum(jnp.linalg.norm(vector, axis=-1), tiny)
         return vector / norm[..., None], jnp.log(norm)
 
-    tiny = float(jnp.finfo(states.dtype).tiny)
     parts = (cut(states), [cut(x) for x in chain.inputs])
-    random = np.random.default_rng(0).normal(size=(pieces, *shape))
+    random = np.random.default_rng(0).normal(size=(pieces, *states.shape[1:]))
     begin = jnp.asarray(random / np.linalg.norm(random, axis=-1, keepdims=True), states.dtype)
     begin = like(begin, states)
-    ends, _ = lax.scan(body, begin, parts, reverse=backwards)
-    begin = (
-        jnp.concatenate([ends[1:], begin[-1:]])
-        if backwards
-        else jnp.concatenate([begin[:1], ends[:-1]])
-    )
-    _, logs = lax.scan(body, begin, parts, reverse=backwards)
+    ends, _ = lax.scan(body, begin, parts, reverse=axis.backwards)
+    _, logs = lax.scan(body, axis.before(begin[0], ends), parts, reverse=axis.backwards)
     return chain.axis.mean(logs.mean((0, 1))).max()

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import (
     check_count,
@@ -246,7 +245,7 @@ class Newton:
             widened: the same in float32 or better, perhaps without initial state and inputs.
             length: of the user's chain, without steps that were added for even shards.
         """
-        choice = self._choose(widened, length)
+        choice = self._choose(widened)
         is_newton = choice.is_exact
         # Slowly converging iterations must reach the rounding of the working dtype; Newton's
         # method, which converges quadratically, that of the chain's dtype.
@@ -254,10 +253,10 @@ class Newton:
         working = float(jnp.finfo(widened.layout.dtype).eps)
         quadratic = is_newton and not self.acceleration and not widened.step.has_users_rule
         is_affine = quadratic and widened.step.is_affine
-        is_windowed = choice.window < chain.length // chain.axis.size
-        windows = -(-chain.length // choice.window) if is_windowed else 1
+        each = chain.length // chain.axis.size
+        windows = -(-each // choice.window)
         # States that leave a window are final: remaining changes add up over the windows.
-        share = choice.window / chain.length if is_windowed else 1.0
+        share = choice.window / each
         usual = (BUDGET if is_newton else QUASI_BUDGET) * windows
         most = 2 * chain.length if windows > 1 else chain.length + 1
         atol: Any = self.atol if is_number(self.atol) else 0.0  # an array is that of the solver
@@ -265,34 +264,36 @@ class Newton:
         criterion: Criterion = ContractionCriterion(*tolerance, working, max(1.0, ROUNDING * share))
         if quadratic:
             criterion = NewtonCriterion(*tolerance, own_rounding(widened.step.jaxpr))
-        guess: Any = self.initial_guess  # a name, or leaves by now
-        return NewtonSolver(
-            linearization=choice.bind(),
-            guess=guess if isinstance(guess, str) else self._along(chain, length, guess),
-            atol=None if is_number(self.atol) else self._along(chain, length, [self.atol])[0],
-            captured=widened.captured,
-            damping=self.damping,
-            acceleration=self.acceleration,
-            record=self.record,
-            progress=Reporter(self.progress, length) if self.progress else None,
-            on_failure=self.on_failure,
-            fused=self.fused,
-            solver=solver_on(chain.axis, find_solver(self.linear)),
-            criterion=criterion,
-            budget=min(self.max_iterations or usual, most),
-            expected=expected_iterations(
-                choice.window if is_windowed else length,
-                is_newton,
-                windows,
-                is_affine=is_affine,
-            ),
-            is_affine=is_affine,
+        method = dataclasses.replace(
+            self,
+            linearize=choice.bind(),
+            linear=solver_on(chain.axis, find_solver(self.linear)),
+            atol=_along(chain, length, self.atol),
+            max_iterations=min(self.max_iterations or usual, most),
+            initial_guess=_along(chain, length, self.initial_guess),
             window=choice.window,
+            progress=Reporter(self.progress, length) if self.progress else None,
+            fused=False,  # a kernel has none of these options
+        )
+        arrays = dataclasses.replace(
+            widened,
             step=widened.step.for_all_at_once(),
-            layout=widened.layout,
+            initial=[],
+            inputs=[],
+            function=None,
+            adapt=None,
+        )
+        at_once = choice.window if windows > 1 else length
+        return NewtonSolver(
+            method=method,
+            in_float32=arrays,
+            fused=self.fused,
+            criterion=criterion,
+            expected=expected_iterations(at_once, is_newton, windows, is_affine),
+            is_affine=is_affine,
         )
 
-    def _choose(self, chain: TracedChain, length: int) -> LinearizationChoice:
+    def _choose(self, chain: TracedChain) -> LinearizationChoice:
         """How the steps on each device are linearised."""
         shards, window = chain.axis.size, self.window
         each = chain.length // shards
@@ -306,15 +307,20 @@ class Newton:
                 )
             window = each
         return choose_linearization(
-            self.linearize, chain.step, chain.layout, each, window, self.memory, length
+            self.linearize, chain.step, chain.layout, each, window, self.memory
         )
 
-    def _along(self, chain: TracedChain, length: int, arrays: Leaves) -> Leaves:
-        """Arrays of one entry for each step, as the chain has them; added steps repeat the last."""
-        arrays = chain.axis.in_order(arrays)
-        if chain.length == length:
-            return arrays
-        added = chain.length - length
-        return [
-            jnp.concatenate([z, jnp.broadcast_to(z[-1:], (added, *z.shape[1:]))]) for z in arrays
-        ]
+
+def _along(chain: TracedChain, length: int, option: Any) -> Any:
+    """An option of one entry for each step, as the chain has it; added steps repeat the last.
+
+    A name, or a number, is for all steps.
+    """
+    if isinstance(option, str | Real):
+        return option
+    leaves, structure = jax.tree.flatten(option)
+    leaves = chain.axis.in_order(leaves)
+    if added := chain.length - length:
+        ends = [jnp.broadcast_to(z[-1:], (added, *z.shape[1:])) for z in leaves]
+        leaves = [jnp.concatenate(pair) for pair in zip(leaves, ends, strict=True)]
+    return jax.tree.unflatten(structure, leaves)

@@ -79,7 +79,7 @@ def _kernel_of(solver: Any, chain: TracedChain) -> FusedSolve:
     if chain.axis != LOCAL:
         raise CannotFuse("the chain is sharded over a mesh")
     fused = FusedStep.of_states(step.evaluated, step.states, step.inputs, chain.layout.batch_shape)
-    kernel = FusedSolve(fused, chain.length, False, SolvedBelow(solver.budget))
+    kernel = FusedSolve(fused, chain.length, False, SolvedBelow(solver.method.max_iterations))
     if not isinstance(solver.criterion, NewtonCriterion):
         raise CannotFuse("the step has a derivative of its own, by jax.custom_jvp or custom_vjp")
     return kernel

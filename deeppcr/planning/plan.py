@@ -228,7 +228,7 @@ def plan(
     tried = [each for each in (option, rule.option) if isinstance(each, Newton)]
     newton = tried[0] if tried else Newton()
     linear = choose_linearization(
-        newton.linearize, step, layout, steps, newton.window, newton.memory, steps
+        newton.linearize, step, layout, steps, newton.window, newton.memory
     )
     nbytes = linear.linearization.bytes_per_step(step, layout)
     sharding = find_sharding(instance.chain.inputs, instance.chain.sharding, newton)

@@ -148,8 +148,7 @@ class Problem:
         if used is None:
             return True
         if isinstance(used, Scalar):
-            is_shared = all(axis is None for axis in axes[len(axes) - count :])
-            return is_shared and used.of_input is None
+            return all(axis is None for axis in axes[len(axes) - count :])
         return isinstance(used, Dense | Diagonal | BlockDiagonal | Zero)
 
     def differing(self, size: int, axes: Axes, name: Any) -> list[bool]:
@@ -283,7 +282,7 @@ def solution_of(problem: Problem) -> Run:
 
 def _spec(along: P, path: Any, _: Any) -> P:
     """How an array of a solver is sharded: ``along`` the chain, if it has entries for all steps."""
-    return along if path[0].name in ("guess", "atol") else P()
+    return along if path[1].name in ("initial_guess", "atol") else P()
 
 
 def _per_example(problem: Problem, method: Newton, chain: TracedChain) -> Run:
@@ -308,6 +307,4 @@ def _bound(linearize: str | Linearization, chain: TracedChain) -> str | Lineariz
     linearization = find_linearization(linearize)
     if linearization is None:
         return linearize
-    traced = linearization.traced(chain)
-    traced.check(chain.step, chain.length)
-    return constant(traced)
+    return constant(linearization.traced(chain))

@@ -7,7 +7,7 @@ depends on the state, so does everything read or written through it.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import count
+from itertools import chain, count, repeat
 
 from deeppcr.structure.walk import Axes, Labels, Rule, Visit, filled
 from depth.primitives import primitive
@@ -31,11 +31,11 @@ def apart(axes_of: Callable[[Visit], Sequence[Axes]]) -> Rule:
     """A rule for results that depend on all elements of the operands, but for some axes.
 
     ``axes_of``: for each operand the axes along which elements stay apart, with those of the
-    results where they are.
+    results where they are; the last operands may have none.
     """
 
     def rule(visit: Visit) -> list[Labels]:
-        operands = list(zip(visit.operands, axes_of(visit), strict=True))
+        operands = list(zip(visit.operands, chain(axes_of(visit), repeat(())), strict=False))
         results = []
         for shape in visit.results:
             labels = [visit.groups.move_axes(x, axes, len(shape)) for x, axes in operands]
@@ -63,7 +63,7 @@ def together(axes_of: Callable[[Visit], Collection[int]]) -> Rule:
     return apart(batch_axes)
 
 
-def _other_axes(shape: tuple[int, ...], axes: Collection[int]) -> list[int]:
+def _other_axes(shape: Sequence[int], axes: Collection[int]) -> list[int]:
     return [axis for axis in range(len(shape)) if axis not in axes]
 
 
@@ -100,6 +100,64 @@ def _convolution(visit: Visit) -> list[Axes]:
     return [[(numbers.lhs_spec[0], numbers.out_spec[0])] if groups == 1 else [], []]
 
 
+def _in_windows(
+    visit: Visit,
+    other: Sequence[int],
+    windows: Sequence[int],
+    hidden: Sequence[int],
+    batch: Sequence[tuple[int, int]],
+) -> Axes:
+    """The axes of an array, the first operand, that are axes of what is read or written.
+
+    Args:
+        visit: the second operand has the indices, along its last axis.
+        other: the shape of what is read or written.
+        windows: its axes that are axes of windows.
+        hidden: the axes of the array that windows have not.
+        batch: the batch axes of the array, each with that of the indices.
+    """
+    shape, places = visit.shape(0), _other_axes(other, windows)
+    inside = _other_axes(shape, (*hidden, *dict(batch)))
+    axes = [(a, b) for a, b in zip(inside, windows, strict=True) if shape[a] == other[b]]
+    return axes + [(axis, places[index]) for axis, index in batch]
+
+
+def _gather(visit: Visit) -> list[Axes]:
+    numbers, (result,) = visit.params["dimension_numbers"], visit.results
+    windows, hidden = numbers.offset_dims, numbers.collapsed_slice_dims
+    batched, indices = numbers.operand_batching_dims, numbers.start_indices_batching_dims
+    axes = _in_windows(visit, result, windows, hidden, list(zip(batched, indices, strict=True)))
+    return [axes, list(enumerate(_other_axes(result, windows)))]
+
+
+def _scatter(visit: Visit) -> list[Axes]:
+    numbers = visit.params["dimension_numbers"]
+    windows, hidden = numbers.update_window_dims, numbers.inserted_window_dims
+    batched, indices = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    batch = list(zip(batched, indices, strict=True))
+    axes = _in_windows(visit, visit.shape(2), windows, hidden, batch)
+    return [_complete(visit, visit.shape(0)), _turned(batch), _turned(axes)]
+
+
+def _turned(axes: Axes) -> Axes:
+    """Those of the other array, and back."""
+    return [(b, a) for a, b in axes]
+
+
+def _complete(visit: Visit, window: Sequence[int]) -> Axes:
+    """The axes along which a window has all of the array."""
+    shape = visit.shape(0)
+    return [(axis, axis) for axis, size in enumerate(shape) if size == window[axis]]
+
+
+def _dynamic_slice(visit: Visit) -> list[Axes]:
+    return [_complete(visit, visit.results[0])]
+
+
+def _dynamic_update_slice(visit: Visit) -> list[Axes]:
+    return [_complete(visit, visit.shape(0)), _complete(visit, visit.shape(1))]
+
+
 RULES: dict[str, Rule] = {
     "elementwise": elementwise,
     "move": move,
@@ -112,83 +170,8 @@ RULES: dict[str, Rule] = {
     "fft": together(lambda visit: _last(len(visit.params["fft_lengths"]))(visit)),
     "dot_general": apart(_dot),
     "conv_general_dilated": apart(_convolution),
-}
-
-
-def _read(visit: Visit, axes: Axes, index: Labels) -> list[Labels]:
-    """The labels read from the first operand."""
-    (shape,) = visit.results
-    values = visit.groups.move_axes(visit.operands[0], axes, len(shape))
-    return [visit.groups.combine(values, index, shape=shape)]
-
-
-def _write(visit: Visit, axes: Axes, index: Labels, written: int) -> list[Labels]:
-    """The first operand after the operand ``written`` was written to it."""
-    groups, shape = visit.groups, visit.shape(0)
-    values = groups.combine(visit.operands[written], index, shape=visit.shape(written))
-    values = groups.move_axes(values, [(after, before) for before, after in axes], len(shape))
-    return [groups.combine(visit.operands[0], values, shape=shape)]
-
-
-def _indexed(
-    visit: Visit,
-    other: Sequence[int],
-    windows: Sequence[int],
-    hidden: Sequence[int],
-    batched: Sequence[int],
-    batch_axes: Sequence[int],
-) -> tuple[Axes, Labels]:
-    """The axes along which elements stay apart, and the labels of where each window starts.
-
-    Args:
-        visit: its second operand has the indices, along its last axis.
-        other: the shape of what is read or written.
-        windows: its axes that are axes of windows.
-        hidden: the axes of the array that windows have not.
-        batched: the axes of the array that are batch axes.
-        batch_axes: the axes of the indices for these.
-    """
-    shape = visit.shape(0)
-    places = [axis for axis in range(len(other)) if axis not in windows]
-    inside = [axis for axis in range(len(shape)) if axis not in (*hidden, *batched)]
-    axes = [(a, b) for a, b in zip(inside, windows, strict=True) if shape[a] == other[b]]
-    axes += [(a, places[b]) for a, b in zip(batched, batch_axes, strict=True)]
-    return axes, visit.groups.move_axes(visit.operands[1], list(enumerate(places)), len(other))
-
-
-def _gather(visit: Visit) -> list[Labels]:
-    numbers, (result,) = visit.params["dimension_numbers"], visit.results
-    batched, batch_axes = numbers.operand_batching_dims, numbers.start_indices_batching_dims
-    windows, hidden = numbers.offset_dims, numbers.collapsed_slice_dims
-    return _read(visit, *_indexed(visit, result, windows, hidden, batched, batch_axes))
-
-
-def _scatter(visit: Visit) -> list[Labels]:
-    numbers, other = visit.params["dimension_numbers"], visit.shape(2)
-    batched, batch_axes = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
-    windows, hidden = numbers.update_window_dims, numbers.inserted_window_dims
-    return _write(visit, *_indexed(visit, other, windows, hidden, batched, batch_axes), 2)
-
-
-def _complete(visit: Visit, window: Sequence[int]) -> Axes:
-    """The axes along which a window has all of the array."""
-    sizes = enumerate(zip(visit.shape(0), window, strict=True))
-    return [(axis, axis) for axis, (full, size) in sizes if full == size]
-
-
-def _dynamic_slice(visit: Visit) -> list[Labels]:
-    index = visit.groups.all_of(*visit.operands[1:])
-    return _read(visit, _complete(visit, visit.results[0]), index)
-
-
-def _dynamic_update_slice(visit: Visit) -> list[Labels]:
-    index = visit.groups.all_of(*visit.operands[2:])
-    return _write(visit, _complete(visit, visit.shape(1)), index, 1)
-
-
-INDEXING: dict[str, Rule] = {
-    "gather": _gather,
-    "scatter": _scatter,  # the primitive and the kind
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": apart(_gather),
+    "scatter": apart(_scatter),  # the primitive and the kind
+    "dynamic_slice": apart(_dynamic_slice),
+    "dynamic_update_slice": apart(_dynamic_update_slice),
 }
