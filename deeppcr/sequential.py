@@ -130,10 +130,8 @@ def fused_step(chain: TracedChain) -> FusedStep:
         raise CannotFuse("the chain is sharded over a mesh")
     if chain.obstacle:
         raise CannotFuse(chain.obstacle.reason)
-    step, program = chain.step, chain.step.evaluated
-    # The outputs are the states.
-    program = program._replace(outvars=program.outvars[: step.states] * 2)
-    return FusedStep.of(program, step.states, step.inputs, chain.layout.batch_shape)
+    step, shape = chain.step, chain.layout.batch_shape
+    return FusedStep.of_states(step.evaluated, step.states, step.inputs, shape)
 
 
 def kernel_of(chain: TracedChain) -> FusedStep | None:

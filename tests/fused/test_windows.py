@@ -43,7 +43,7 @@ def solved(step, length, reverse=False, cluster=1):
     if apart := step.apart:
         inputs, captured = apart([*inputs], [*captured])
     operands = zip([*states, *inputs, *captured], step.examples, strict=True)
-    kinds = [(x.shape, x.dtype) for x in (z.aval for z in step.program.outvars[step.states :])]
+    kinds = [(x.shape, x.dtype) for x in (z.aval for z in step.program.outvars)]
     kinds = [((length, *shape), dtype) for shape, dtype in kinds]
     kinds += [((step.count,), dtype) for dtype in (np.int32, np.int32, np.float32)]
     results = [jax.ShapeDtypeStruct(*kind) for kind in kinds]

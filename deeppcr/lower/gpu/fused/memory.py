@@ -86,10 +86,12 @@ class Array(NamedTuple):
         return [f"{self.name}[{at}{place}]" for place in self.places]
 
 
-def arrays_of(step: FusedStep) -> tuple[list[Array], list[Array]]:
-    """Those that a step reads, and those that it writes."""
+def arrays_of(
+    step: FusedStep, results: Sequence[tuple[Any, Axes]]
+) -> tuple[list[Array], list[Array]]:
+    """Those that a step reads, and those of results of it."""
     operands = [Array.of(f"a{k}", x, axes, "const ") for k, (x, axes) in enumerate(step.operands)]
-    return operands, [Array.of(f"y{k}", y, axes) for k, (y, axes) in enumerate(step.results)]
+    return operands, [Array.of(f"y{k}", y, axes) for k, (y, axes) in enumerate(results)]
 
 
 def entered(

@@ -33,7 +33,8 @@ class FusedStep:
     """A step that a kernel can repeat.
 
     Attributes:
-        program: ``(*state, *input) -> (*state, *outputs)``, with captured arrays as constants.
+        program: ``(*state, *input) -> results``, first of all the next state, with captured arrays
+            as constants. A kernel writes all of them.
         states: the number of leaves of a state.
         inputs: the number of leaves of an input.
         batch_shape: the axes of a state along which its examples are.
@@ -68,7 +69,7 @@ class FusedStep:
         """The step of a program, for one of its examples.
 
         Args:
-            program: ``(*state, *input) -> (*state, *outputs)``.
+            program: ``(*state, *input) -> results``, first of all the next state.
             states: the number of leaves of a state.
             inputs: the number of leaves of an input.
             batch_shape: the batch axes of a state, which are its first.
@@ -95,8 +96,8 @@ class FusedStep:
     def of_states(
         cls, program: Program, states: int, inputs: int, batch_shape: tuple[int, ...]
     ) -> Self:
-        """See `of`: the step whose outputs are its next state, and nothing else."""
-        program = program._replace(outvars=program.outvars[:states] * 2)
+        """See `of`: the step that results in its next state, and nothing else."""
+        program = program._replace(outvars=program.outvars[:states])
         return cls.of(program, states, inputs, batch_shape)
 
     @classmethod
@@ -226,13 +227,11 @@ class FusedStep:
         tables = []
         results = evaluate(closed, operands, code)
         for k, (result, (variable, axes)) in enumerate(zip(results, self.results, strict=False)):
-            output = k - self.states
-            name = f"output leaf {output}" if output >= 0 else f"state leaf {k}"
             if result.examples not in (axes, (None,) * len(axes)):
-                raise CannotFuse(f"an example takes the entries of another: {name}")
+                raise CannotFuse(f"an example takes the entries of another: state leaf {k}")
             table, shape = narrow(result.table, axes), example_shape(variable.aval.shape, axes)
             if any(n not in (1, size) for n, size in zip(table.shape, shape, strict=True)):
-                raise CannotFuse(f"the step treats examples differently: {name}")
+                raise CannotFuse(f"the step treats examples differently: state leaf {k}")
             tables.append(np.broadcast_to(table, shape))
         return tables
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain, compress
+from itertools import chain
 from typing import Any
 
 import jax
@@ -20,8 +20,8 @@ import numpy as np
 from jax import Array
 
 from deeppcr.arrays.state import Leaves
-from deeppcr.lower.gpu.fused.nvrtc import alone
-from deeppcr.lower.gpu.fused.recurring import Launch, Recurring
+from deeppcr.lower.gpu.fused.kernel import FusedScan
+from deeppcr.lower.gpu.fused.nvrtc import Launch, alone
 from deeppcr.lower.gpu.fused.step import flat
 from deeppcr.programs.cut_first import apply
 from deeppcr.programs.precision import in_full_precision, own_rounding
@@ -41,7 +41,7 @@ _FAULTS: dict[Any, str] = {}
 def fault(
     launch: Launch,
     device: Any,
-    kernel: Recurring,
+    kernel: FusedScan,
     results: Sequence[Any],
     operands: Sequence[Any],
 ) -> str:
@@ -60,7 +60,8 @@ def fault(
     length = min(kernel.length, kernel.in_trial, max(2, MOST // sum(sizes)))
     short = dataclasses.replace(kernel, length=length)
     operands = _shortened(operands, has_steps, length)
-    results = _shortened(results, kernel.have_steps(len(results)), length)
+    are_states = [k < kernel.step.states for k in range(len(results))]
+    results = _shortened(results, are_states, length)
     key = launch, device, short.text, *((x.shape, str(x.dtype)) for x in operands)
     if key not in _FAULTS:
         _FAULTS[key] = _tried(launch, device, short, results, operands)
@@ -76,15 +77,13 @@ def _shortened(arrays: Sequence[Any], have_steps: Sequence[bool], length: int) -
 
 
 def _tried(
-    launch: Launch, device: Any, kernel: Recurring, results: Sequence[Any], types: Sequence[Any]
+    launch: Launch, device: Any, kernel: FusedScan, results: Sequence[Any], types: Sequence[Any]
 ) -> str:
-    of_steps = kernel.have_steps(len(results))
     by_xla = jax.jit(partial(_by_xla, kernel))
 
     @jax.jit
     def by_kernel(operands: Leaves) -> Leaves:
-        trajectories = compress(kernel.run(launch, results, operands), of_steps)
-        return list(trajectories)[: kernel.step.states]
+        return kernel.run(launch, results, operands)[: kernel.step.states]
 
     def compared(draw: np.random.Generator, low: int, high: int) -> tuple[Leaves, Leaves, Leaves]:
         """Where states are wrong, they, and those of XLA."""
@@ -134,7 +133,7 @@ def _generator(keys: Any) -> Any:
     return names[0]
 
 
-def _by_xla(kernel: Recurring, signs: Array, states: Leaves, operands: Leaves) -> Leaves:
+def _by_xla(kernel: FusedScan, signs: Array, states: Leaves, operands: Leaves) -> Leaves:
     """All states, each from the one before it in ``states``; ``signs``: how what it reads moves."""
     whole = kernel.step.whole
     count = kernel.step.states
@@ -177,7 +176,7 @@ def _unit(program: Program) -> float:
 
 
 def _wrong(
-    kernel: Recurring, states: Leaves, expected: Leaves, *nudged: Leaves
+    kernel: FusedScan, states: Leaves, expected: Leaves, *nudged: Leaves
 ) -> list[np.ndarray]:
     """Where states differ from those of XLA by more than rounding."""
     wrong = []
@@ -197,7 +196,7 @@ def _wrong(
     return wrong
 
 
-def _in_words(kernel: Recurring, wrong: Leaves, states: Leaves, expected: Leaves) -> str:
+def _in_words(kernel: FusedScan, wrong: Leaves, states: Leaves, expected: Leaves) -> str:
     """The first entry that is wrong, in words."""
     leaf = next(k for k, where in enumerate(wrong) if where.any())
     where = wrong[leaf]
