@@ -279,6 +279,18 @@ def test_each_lane_has_a_number_of_its_own(dtype, known):
         assert (are_close(ours, np.asarray(theirs), 0) | is_tiny).all()
 
 
+def test_lanes_cast_numbers_of_several_types():
+    """Each by a statement of its own: a fraction is no integer on the way."""
+    x = np.arange(8, dtype=np.int32).reshape(4, 2)
+    y = np.linspace(0.1, 0.9, 8).reshape(4, 2)
+
+    def both(x, y):
+        return jnp.concatenate([x.astype(np.float32)[:1], y.astype(np.float32)[1:]])
+
+    (found,) = by_kernel([both], x, y, lanes=2)
+    np.testing.assert_array_equal(found, np.stack([x[:, 0], y[:, 1]], 1).astype(np.float32))
+
+
 @pytest.mark.parametrize("before", ["int8", "uint8", "int32", "uint32"])
 def test_products_of_integers_that_are_floating_numbers(before):
     def products(x, y):

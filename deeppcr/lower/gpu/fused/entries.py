@@ -59,7 +59,8 @@ def evaluate(closed: Any, operands: Sequence[Entries], apply: Code) -> list[Entr
 
 def _constant(value: np.ndarray, apply: Code) -> Entries:
     """An array of numbers, which all examples share."""
-    return Entries(table_of(list(value.ravel()), value.shape), (None,) * apply.batches)
+    entries = list(map(apply.constant, value.ravel()))
+    return Entries(table_of(entries, value.shape), (None,) * apply.batches)
 
 
 def table_of(entries: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
@@ -185,7 +186,7 @@ def _power(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]
     (out,) = equation.outvars
     power = equation.params["y"]
     multiply, divide = _named(apply, out.aval.dtype, "mul", "div")
-    one = np.ones((), out.aval.dtype)[()]
+    one = apply.constant(np.ones((), out.aval.dtype)[()])
 
     def of(entries: Sequence[Any]) -> Any:
         (x,) = entries
@@ -311,8 +312,8 @@ def _cut(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     cuts = []
     sizes = zip(equation.params["slice_sizes"], equation.invars[0].aval.shape, strict=True)
     for start, (size, full) in zip(starts, sizes, strict=True):
-        index = start.table[()] if size < full else 0
-        if not isinstance(index, int | np.integer):
+        index = start.table[()].constant if size < full else 0
+        if index is None:
             raise CannotFuse("dynamic_slice from an index that the program computes")
         first = min(max(int(index), 0), full - size)
         cuts.append(slice(first, first + size))
