@@ -130,8 +130,9 @@ def fused_step(chain: TracedChain) -> FusedStep:
         raise CannotFuse("the chain is sharded over a mesh")
     if chain.obstacle:
         raise CannotFuse(chain.obstacle.reason)
-    step, shape = chain.step, chain.layout.batch_shape
-    return FusedStep.of_states(step.evaluated, step.states, step.inputs, shape)
+    states, program = chain.step.states, chain.step.evaluated
+    program = program._replace(outvars=program.outvars[:states])
+    return FusedStep.of(program, states, chain.layout.batch_shape)
 
 
 def kernel_of(chain: TracedChain) -> FusedStep | None:

@@ -53,7 +53,7 @@ def fused(step, z, xs, batch_ndim=0):
 
     closed = jax.make_jaxpr(flat)(*leaves, *(x[0] for x in inputs))
     batch = jnp.shape(leaves[0])[:batch_ndim]
-    found = FusedStep.of(Program.of(closed), len(leaves), len(inputs), batch)
+    found = FusedStep.of(Program.of(closed), len(leaves), batch)
     return found, (leaves, inputs, list(getattr(closed, "consts", ())))
 
 

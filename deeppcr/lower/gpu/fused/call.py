@@ -55,7 +55,7 @@ class KernelCall(Call):
         """
         results = list(map(abstract, call_jaxpr.out_avals))
         of_kernel = operands[first:]
-        wrong = device and fault(launch, device, kernel, results, of_kernel)
+        wrong = device and fault(launch, device, kernel, results)
         if not wrong:
             return kernel.run(launch, results, of_kernel)
         states = ", ".join(f"{x.dtype}{list(x.shape)}" for x in of_kernel[: kernel.step.states])
@@ -81,19 +81,15 @@ class KernelCall(Call):
             for k, axis in enumerate(axes[first:])
         ]
         try:
-            step, constants = kernel.step.mapped(size, [place is not None for place in places])
+            step = kernel.step.mapped(size, [place is not None for place in places])
             kernel = dataclasses.replace(kernel, step=step)
         except CannotFuse:
             return super()._map(operands, axes, names, params)
-        arrays = list(operands[:first])
-        arrays += map(partial(_on_axis, size), operands[first:], axes[first:], places)
         along = [int(k < states) for k in range(len(params["call_jaxpr"].out_avals))]
-        program = partial(self.run, call_jaxpr=params["call_jaxpr"])
-        mapped = jax.vmap(program, [*axes[:first], *places], along, **names)
-        count = len(arrays)  # a kernel may take more
-        closed = jax.make_jaxpr(lambda *leaves: mapped(*leaves[:count]))(*arrays, *constants)
-        results = self.bind(*arrays, *constants, call_jaxpr=closed, kernel=kernel, first=first)
-        return results, along
+        run = partial(self.run, call_jaxpr=params["call_jaxpr"])
+        mapped = jax.vmap(run, [*axes[:first], *places], along, **names)
+        arrays = list(map(partial(_on_axis, size), operands[first:], axes[first:], places))
+        return call(kernel, partial(mapped, *operands[:first]), arrays), along
 
 
 kernel_call_p = KernelCall()

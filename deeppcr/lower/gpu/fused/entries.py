@@ -123,10 +123,8 @@ def _numbered(table: np.ndarray) -> np.ndarray:
     return np.fromiter(map(id, table.flat), np.int64, table.size).reshape(table.shape)
 
 
-def example_shape(shape: tuple[int, ...], axes: Axes | None) -> tuple[int, ...]:
-    """The shape of a table of one example; of what is not used, that of no entries."""
-    if axes is None:
-        return (0,)
+def example_shape(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
+    """The shape of a table of one example."""
     return tuple(1 if axis in axes else n for axis, n in enumerate(shape))
 
 

@@ -130,8 +130,8 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> CudaKernel:
     most = min(limits.STEPS_AHEAD, limits.ENTRIES_AHEAD // max(read, 1), at_once)
     ahead = max(1, min(most, length))
     whole = length // ahead * ahead
-    prefetched = [x for x in inputs if x.places and read <= limits.MAX_STEP_AHEAD]
-    reread = [x for x in captured if x.places and not any(x.examples)]
+    prefetched = inputs if read <= limits.MAX_STEP_AHEAD else []
+    reread = [x for x in captured if not any(x.examples)]
     if sum(len(x.places) for x in reread) <= limits.CAPTURED:
         reread = []
 

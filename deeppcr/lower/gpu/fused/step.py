@@ -23,9 +23,12 @@ from deeppcr.lower.gpu.fused.entries import Axes, Entries, evaluate, example_sha
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code
 from deeppcr.programs.cut_first import apply
-from depth.jaxprs import Program, constants_of, needed, read_by
+from depth.counts import size
+from depth.jaxprs import Program, equations, needed, read_by
+from depth.primitives import primitive
 
 Shape = tuple[int, ...]
+SEPARATE = frozenset({"elementwise", "move", "call", "derivative rule"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,104 +36,83 @@ class FusedStep:
     """A step that a kernel can repeat.
 
     Attributes:
-        program: ``(*state, *input) -> results``, first of all the next state, with captured arrays
-            as constants. A kernel writes all of them.
+        whole: ``(*state, *input) -> results``, first of all the next state, with captured arrays as
+            constants. A kernel writes all of them.
+        program: the same of what a kernel reads; in place of inputs, if some of the step is
+            computed before, of the values between its parts.
         states: the number of leaves of a state.
-        inputs: the number of leaves of an input.
         batch_shape: the axes of a state along which its examples are.
         batch_ndim: how many of the first axes of a state are those of a batch.
-        examples: for each operand, states and inputs and captured arrays, where it has those batch
-            axes that are longer than 1; None for an operand that is not used.
+        examples: for each operand of ``program``, states and inputs and captured arrays, where it
+            has those batch axes that are longer than 1.
         lanes: threads that compute an example.
         instructions: of each: its operations, with those that an exponential function takes.
         latency: operations of a step that wait for each other, from state to state.
         apart: what is computed before, if ``program`` is the rest of a step.
     """
 
+    whole: Program
     program: Program
     states: int
-    inputs: int
     batch_shape: tuple[int, ...]
     batch_ndim: int
-    examples: tuple[Axes | None, ...]
+    examples: tuple[Axes, ...]
     lanes: int = 1
     instructions: int = 0
     latency: int = 0
     apart: Apart | None = None
 
     @classmethod
-    def of(
-        cls,
-        program: Program,
-        states: int,
-        inputs: int,
-        batch_shape: tuple[int, ...],
-    ) -> Self:
+    def of(cls, whole: Program, states: int, batch_shape: tuple[int, ...]) -> Self:
         """The step of a program, for one of its examples.
 
         Args:
-            program: ``(*state, *input) -> results``, first of all the next state.
+            whole: ``(*state, *input) -> results``, first of all the next state.
             states: the number of leaves of a state.
-            inputs: the number of leaves of an input.
             batch_shape: the batch axes of a state, which are its first.
 
         Raises:
             CannotFuse: it has no kernel; the message says why.
         """
-        apart = Apart.of_step(program, states)
+        apart = Apart.of_step(whole, states)
         attempts: list[tuple[Apart | None, Shape]] = [
-            *product([None], apart.entries(program)),
-            *product([apart], apart.entries(apart.rest)),
+            *product([None], _entries(whole, states)),
+            *product([apart], _entries(apart.rest, states)),
             (None, batch_shape),
             (apart, batch_shape),
         ]
         reasons = []
-        for attempt in attempts:
+        for part, batch in attempts:
             try:
-                return cls._of_examples(program, states, inputs, len(batch_shape), *attempt)
+                program = part.checked() if part else _without_unused(whole, states)
+                return cls._of_examples(whole, program, states, batch, len(batch_shape), part)
             except CannotFuse as error:
                 reasons.append(error)
         raise reasons[-2]
 
     @classmethod
-    def of_states(
-        cls, program: Program, states: int, inputs: int, batch_shape: tuple[int, ...]
-    ) -> Self:
-        """See `of`: the step that results in its next state, and nothing else."""
-        program = program._replace(outvars=program.outvars[:states])
-        return cls.of(program, states, inputs, batch_shape)
-
-    @classmethod
     def _of_examples(
         cls,
+        whole: Program,
         program: Program,
         states: int,
-        inputs: int,
+        batch: Shape,
         batch_ndim: int,
         apart: Apart | None,
-        batch: Shape,
     ) -> Self:
         """The step of a program, or of the rest of it, if the examples are on these axes."""
-        if apart is not None:
-            program, inputs = apart.checked(), len(apart.between)
         _check(program, states, math.prod(batch))
-        variables = flat(program).invars
-        if len(variables) + len(program.outvars) > limits.MAX_ARRAYS:
-            raise CannotFuse(f"a step reads and writes more than {limits.MAX_ARRAYS} arrays")
-        used = read_by(needed(program, variables, program.outvars), program.outvars)
-        choices: list[Sequence[Axes | None]] = []
-        for k, variable in enumerate(variables):
-            if not variable.aval.size and variable in used:
-                raise CannotFuse("an array that a step reads has no entries")
+        choices = []
+        for k, variable in enumerate(flat(program).invars):
             places = _possible(variable.aval.shape, batch)
             if k < states:
                 places = places[:1]
-            elif k >= states + inputs:
+            elif k >= len(program.invars):
                 places = places[::-1]
-            choices.append(places if k < states or variable in used else [None])
+            choices.append(places)
         reasons = []
         for examples in islice(product(*choices), limits.MAX_PLACES):
-            step = cls(program, states, inputs, batch, batch_ndim, examples, apart=apart)
+            step = cls(whole, program, states, batch, batch_ndim, examples, apart=apart)
             kinds = []
             for lanes in step._choices:
                 try:
@@ -167,12 +149,12 @@ class FusedStep:
         return Lanes(code, tables, self.states, self.lanes, "common")
 
     @property
-    def whole(self) -> Program:
-        """The program with what is computed before."""
-        return self.apart.whole if self.apart else self.program
+    def inputs(self) -> int:
+        """The number of leaves of what a kernel reads in each step."""
+        return len(self.program.invars) - self.states
 
-    def mapped(self, size: int, moves: Sequence[bool]) -> tuple[Self, Leaves]:
-        """The step of ``size`` examples, on axis 0 of what moves, and constants that it takes."""
+    def mapped(self, size: int, moves: Sequence[bool]) -> Self:
+        """The step of ``size`` examples, on axis 0 of what moves."""
         program = flat(self.whole)
         end = len(self.whole.invars)
         avals = [
@@ -181,25 +163,25 @@ class FusedStep:
         ]
         axes = [0 if moving else None for moving in moves]
         step = jax.vmap(lambda *operands: apply(program, operands), axes, axis_size=size)
-        closed = jax.make_jaxpr(step)(*avals)
-        mapped = Program.of(closed)
-        constvars = [*mapped.invars[end:], *mapped.constvars]
-        mapped = mapped._replace(invars=mapped.invars[:end], constvars=constvars)
+        mapped = Program.of(jax.make_jaxpr(step)(*avals))
+        if mapped.constvars:
+            raise CannotFuse("a step of examples has arrays of its own")
+        mapped = mapped._replace(invars=mapped.invars[:end], constvars=mapped.invars[end:])
         batch = size, *program.invars[0].aval.shape[: self.batch_ndim]
-        new = self.of(mapped, self.states, end - self.states, batch)
-        return new, constants_of(closed)
+        return self.of(mapped, self.states, batch)
 
     def read(self, operands: Sequence[Any]) -> Leaves:
-        """What a kernel reads, of the operands of the whole program: those that a step uses."""
-        if apart := self.apart:
-            end = len(apart.whole.invars)
-            rest = apart(list(operands[self.states : end]), list(operands[end:]))
-            operands = [*operands[: self.states], *rest[0], *rest[1]]
-        return [x for x, axes in zip(operands, self.examples, strict=True) if axes is not None]
+        """What a kernel reads, of the operands of the whole program."""
+        if self.apart:
+            end = len(self.whole.invars)
+            rest = self.apart(list(operands[self.states : end]), list(operands[end:]))
+            return [*operands[: self.states], *rest]
+        values = dict(zip(flat(self.whole).invars, operands, strict=True))
+        return [values[x] for x in flat(self.program).invars]
 
     @property
-    def operands(self) -> list[tuple[Any, Axes | None]]:
-        """Each operand, and where it has examples; None if it is not used."""
+    def operands(self) -> list[tuple[Any, Axes]]:
+        """Each operand of a kernel, and where it has examples."""
         return list(zip(flat(self.program).invars, self.examples, strict=True))
 
     @property
@@ -215,7 +197,7 @@ class FusedStep:
         for variable, axes in self.operands:
             shape, dtype = example_shape(variable.aval.shape, axes), variable.aval.dtype
             entries = [code.read(place, dtype) for place in islice(places, math.prod(shape))]
-            tables.append(Entries(table_of(entries, shape), axes or (None,) * self.batches))
+            tables.append(Entries(table_of(entries, shape), axes))
         return tables
 
     def evaluated(self, closed: Any, operands: Sequence[Entries], code: Code) -> Leaves:
@@ -238,7 +220,7 @@ class FusedStep:
     @property
     def batches(self) -> int:
         """The number of batch axes with several examples."""
-        return len(self.examples[0] or ())
+        return len(self.examples[0])
 
     @property
     def _sizes(self) -> list[int]:
@@ -279,13 +261,32 @@ def lanes_for(entries: int) -> int:
     return min(limits.WARP, 1 << (entries - 1).bit_length())
 
 
+def _without_unused(program: Program, states: int) -> Program:
+    """The program of what it reads, of its inputs and captured arrays."""
+    used = read_by(needed(program, {*flat(program).invars}, program.outvars), program.outvars)
+    inputs = filter(used.__contains__, program.invars[states:])
+    captured = filter(used.__contains__, program.constvars)
+    return program._replace(invars=[*program.invars[:states], *inputs], constvars=list(captured))
+
+
+def _entries(program: Program, states: int) -> list[Shape]:
+    """The shape of a state of which a program may compute each entry apart; else none."""
+    shape, *different = {variable.aval.shape for variable in program.invars[:states]}
+    kinds = {primitive(equation).kind for equation in equations(program)}
+    is_separate = not different and math.prod(shape) > 1 and kinds <= SEPARATE
+    return [shape] if is_separate else []
+
+
 def _check(program: Program, states: int, count: int) -> None:
     width = sum(z.aval.size for z in program.invars[:states]) // max(count, 1)
     if width > limits.MAX_STATE:
         raise CannotFuse(f"a state has {width} entries, of at most {limits.MAX_STATE} in a kernel")
+    variables = flat(program).invars
+    if len(variables) + states + len(program.outvars) > limits.MAX_ARRAYS:
+        raise CannotFuse(f"a step reads and writes more than {limits.MAX_ARRAYS} arrays")
+    if not all(map(size, variables)):
+        raise CannotFuse("an array that a step reads has no entries")
     for variable in program.invars[:states]:
-        if not variable.aval.size:
-            raise CannotFuse("a leaf of the state has no entries")
         if variable.aval.dtype not in (np.float32, jnp.bfloat16, np.float16):
             raise CannotFuse(f"a state is {variable.aval.dtype}, of float32 or shorter in a kernel")
 
