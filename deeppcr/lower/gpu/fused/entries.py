@@ -310,7 +310,7 @@ def _cut(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     cuts = []
     sizes = zip(equation.params["slice_sizes"], equation.invars[0].aval.shape, strict=True)
     for start, (size, full) in zip(starts, sizes, strict=True):
-        index = start.table[()].constant if size < full else 0
+        index: Any = start.table.item().constant if size < full else 0
         if index is None:
             raise CannotFuse("dynamic_slice from an index that the program computes")
         first = min(max(int(index), 0), full - size)

@@ -242,8 +242,8 @@ class Lanes:
     def _write(self, side: Side) -> Expression:
         first, kinds = present(side)[0], kinds_of(side)
         if len(kinds) == 1 and first.constant is not None:
-            texts = [x.text for x in filled(side)]
-            text = self._declare(first.register, by_lane(texts)) if side[1:] else first.text
+            numbers = [x.text for x in filled(side)]
+            text = self._declare(first.register, by_lane(numbers)) if side[1:] else first.text
             return text, NEVER
         if len(side) == 1 and self._source.get(first, side) != side:
             return self._receive(first)
