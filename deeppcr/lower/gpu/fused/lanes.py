@@ -25,16 +25,15 @@ Side = tuple[Entry, ...]  # the entries of the lanes; a single one if all have t
 
 
 def sides_of(
-    results: Iterable[Side], values: Iterable[Value], count: int
+    results: Iterable[Side], count: int
 ) -> tuple[list[Side], dict[Side, Side], dict[Entry, Side]]:
-    """What ``count`` lanes compute, of a step with these statements.
+    """What ``count`` lanes compute, of a step with these results.
 
     Returns:
         all sides that results are made of, each after what it is made of; for a side the one in
         which it is computed, as both leave room for each other; and for a value that lanes share
         the side in which one of them computes it.
     """
-    levels, kinds, costs = _described(values)
     needed: dict[Side, None] = {}
     merged: dict[Side, Side] = {}
     source: dict[Entry, Side] = {}
@@ -42,22 +41,22 @@ def sides_of(
 
     def wait(sides: Iterable[Side]) -> None:
         for side in sides:
-            waiting[max(levels[x] for x in present(side))][side] = None
+            waiting[max(x.level for x in present(side))][side] = None
 
     wait(results)
     while waiting:
         level = max(waiting)  # those first that are made of others
-        of_all = defaultdict[int, dict[Any, None]](dict)
-        of_each = defaultdict[Any, list[Side]](list)
+        of_all = defaultdict[int, dict[Value, None]](dict)
+        of_each = defaultdict[int, list[Side]](list)
         while waiting[level]:
             side, _ = waiting[level].popitem()
             if len(kinds_of(side)) > 1:
                 needed[side] = None
                 wait(parts_of(side))
             elif len(side) == 1 < count and level:
-                of_all[kinds[side[0]]][side[0]] = None
+                of_all[present(side)[0].structure][present(side)[0]] = None
             else:
-                of_each[kinds[present(side)[0]]].append(side)
+                of_each[present(side)[0].structure].append(side)
         del waiting[level]
         sides = []
         for group in of_each.values():
@@ -65,7 +64,7 @@ def sides_of(
                 sides.append(whole)
                 merged |= dict.fromkeys(members, whole)
         for same in of_all.values():
-            if len(same) > 1 and sum(map(costs.__getitem__, same)) >= WORTH:
+            if len(same) > 1 and sum(x.cost for x in same) >= WORTH:
                 ordered = sorted(same, key=lambda x: x.number)
                 for side in map(side_of, slots(ordered, count)):
                     source |= dict.fromkeys(side, side)
@@ -141,21 +140,6 @@ def _number(side: Side) -> int:
     return max(x.number for x in present(side))
 
 
-def _described(values: Iterable[Value]) -> tuple[dict[Any, int], dict[Any, int], dict[Any, int]]:
-    """Of each value how many operations it is away from operands, its structure, and its cost."""
-    levels: dict[Any, int] = {}
-    kinds: dict[Any, int] = {}
-    costs: dict[Any, int] = {}
-    numbers: dict[Any, int] = {}
-    for x in values:
-        variables = [y for y in x.operands if y.constant is None]
-        levels[x] = max((1 + levels[y] for y in variables), default=0)
-        structure = x.kind, *map(kinds.__getitem__, x.operands)
-        kinds[x] = numbers.setdefault(structure, len(numbers))
-        costs[x] = x.instructions + sum(map(costs.__getitem__, x.operands))
-    return levels, kinds, costs
-
-
 Expression = tuple[str, float]  # of C, and the operations that it waits for
 
 
@@ -201,7 +185,7 @@ class Lanes:
         self._expressions: dict[Side, Expression] = {}
         self._sizes = Counter(x.place[0] for x in code.values if x.place)
         sides = chain.from_iterable(results)
-        ordered, self._merged, self._source = sides_of(sides, code.values, count)
+        ordered, self._merged, self._source = sides_of(sides, count)
         for side in ordered:
             self._written(side)
         self.results = list(map(self._texts, results))

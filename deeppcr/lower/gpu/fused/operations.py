@@ -185,7 +185,7 @@ def _truncated(before: str, result: Any, cast: str) -> str:
 NEVER = -math.inf  # how long what does not depend on the state waits for it
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Value:
     """An entry of an array: a variable of C, or a constant.
 
@@ -198,6 +198,9 @@ class Value:
         instructions: of a thread.
         place: of what is read: the operand, and which of its entries.
         constant: its value, of numpy; None of a variable.
+        level: how many operations it is away from what is read.
+        cost: its instructions, and those of its operands.
+        structure: what values have in common that are the same function of what is read.
     """
 
     number: int
@@ -208,6 +211,12 @@ class Value:
     instructions: int = 0
     place: tuple[int, ...] = ()
     constant: Any = None
+
+    def __post_init__(self) -> None:
+        variables = [x for x in self.operands if x.constant is None]
+        self.level: int = max((1 + x.level for x in variables), default=0)
+        self.cost: int = self.instructions + sum(x.cost for x in self.operands)
+        self.structure: int = hash((self.kind, *(x.structure for x in self.operands)))
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -229,7 +238,7 @@ class Code:
         batches: the number of batch axes of a state.
         folds: whether products with 0 and 1, and sums with 0, are taken for what they are of finite
             numbers, as in a derivative.
-        values: of the statements, and constants.
+        values: of the statements.
         instructions: that have been counted.
     """
 
@@ -248,10 +257,7 @@ class Code:
     def constant(self, number: Any) -> Value:
         """A number, of numpy."""
         key = type_of(number.dtype).register, spelled(number)
-        if key not in self._by_key:
-            self._by_key[key] = Value(-1, *key, constant=number)
-            self.values.append(self._by_key[key])
-        return self._by_key[key]
+        return self._by_key.setdefault(key, Value(-1, *key, constant=number))
 
     def _add(self, **attributes: Any) -> Value:
         self.values.append(Value(len(self.values), **attributes))
