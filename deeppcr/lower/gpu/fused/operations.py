@@ -198,6 +198,7 @@ class Value:
         instructions: of a thread.
         place: of what is read: the operand, and which of its entries.
         constant: its value, of numpy; None of a variable.
+        kind: what values have in common that one statement computes.
         level: how many operations it is away from what is read.
         cost: its instructions, and those of its operands.
         structure: what values have in common that are the same function of what is read.
@@ -213,19 +214,15 @@ class Value:
     constant: Any = None
 
     def __post_init__(self) -> None:
+        self.kind: tuple[Any, ...] = self.register, self.text, *(x.register for x in self.operands)
+        if self.constant is not None:
+            self.kind = "constant", self.register
+        elif self.place:
+            self.kind = "operand", self.place[0]
         variables = [x for x in self.operands if x.constant is None]
         self.level: int = max((1 + x.level for x in variables), default=0)
         self.cost: int = self.instructions + sum(x.cost for x in self.operands)
         self.structure: int = hash((self.kind, *(x.structure for x in self.operands)))
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """What values have in common that one statement computes."""
-        if self.place:
-            return "operand", self.place[0]
-        if self.constant is not None:
-            return "constant", self.register
-        return self.register, self.text, *(x.register for x in self.operands)
 
 
 class Code:
