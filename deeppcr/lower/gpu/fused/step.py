@@ -24,7 +24,7 @@ from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code
 from deeppcr.programs.cut_first import apply
 from depth.counts import size
-from depth.jaxprs import Program, equations, needed, read_by
+from depth.jaxprs import Program, equations, live_equations
 from depth.primitives import primitive
 
 Shape = tuple[int, ...]
@@ -36,23 +36,18 @@ class FusedStep:
     """A step that a kernel can repeat.
 
     Attributes:
-        whole: ``(*state, *input) -> results``, first of all the next state, with captured arrays as
-            constants. A kernel writes all of them.
-        program: the same of what a kernel reads; in place of inputs, if some of the step is
-            computed before, of the values between its parts.
+        apart: what is computed before, and in the kernel.
         states: the number of leaves of a state.
         batch_shape: the axes of a state along which its examples are.
         batch_ndim: how many of the first axes of a state are those of a batch.
-        examples: for each operand of ``program``, states and inputs and captured arrays, where it
-            has those batch axes that are longer than 1.
+        examples: for each operand of a kernel, states and inputs and captured arrays, where it has
+            those batch axes that are longer than 1.
         lanes: threads that compute an example.
         instructions: of each: its operations, with those that an exponential function takes.
         latency: operations of a step that wait for each other, from state to state.
-        apart: what is computed before, if ``program`` is the rest of a step.
     """
 
-    whole: Program
-    program: Program
+    apart: Apart
     states: int
     batch_shape: tuple[int, ...]
     batch_ndim: int
@@ -60,47 +55,38 @@ class FusedStep:
     lanes: int = 1
     instructions: int = 0
     latency: int = 0
-    apart: Apart | None = None
 
     @classmethod
     def of(cls, whole: Program, states: int, batch_shape: tuple[int, ...]) -> Self:
         """The step of a program, for one of its examples.
 
         Args:
-            whole: ``(*state, *input) -> results``, first of all the next state.
+            whole: ``(*state, *input) -> results``, first of all the next state, with captured
+                arrays as constants. A kernel writes all results.
             states: the number of leaves of a state.
             batch_shape: the batch axes of a state, which are its first.
 
         Raises:
             CannotFuse: it has no kernel; the message says why.
         """
-        apart = Apart.of_step(whole, states)
-        attempts: list[tuple[Apart | None, Shape]] = [
-            *product([None], _entries(whole, states)),
-            *product([apart], _entries(apart.rest, states)),
-            (None, batch_shape),
-            (apart, batch_shape),
-        ]
+        parts = Apart.of_step(whole._replace(eqns=live_equations(whole)), states)
+        attempts: list[tuple[Apart, Shape]] = []
+        for apart in parts:
+            attempts += product([apart], _entries(apart.rest, states))
+        attempts += product(parts, [batch_shape])
         reasons = []
-        for part, batch in attempts:
+        for apart, batch in attempts:
             try:
-                program = part.checked() if part else _without_unused(whole, states)
-                return cls._of_examples(whole, program, states, batch, len(batch_shape), part)
+                return cls._of_examples(apart, states, batch, len(batch_shape))
             except CannotFuse as error:
                 reasons.append(error)
         raise reasons[-2]
 
     @classmethod
-    def _of_examples(
-        cls,
-        whole: Program,
-        program: Program,
-        states: int,
-        batch: Shape,
-        batch_ndim: int,
-        apart: Apart | None,
-    ) -> Self:
+    def _of_examples(cls, apart: Apart, states: int, batch: Shape, batch_ndim: int) -> Self:
         """The step of a program, or of the rest of it, if the examples are on these axes."""
+        program = apart.rest
+        apart.check()
         _check(program, states, math.prod(batch))
         choices = []
         for k, variable in enumerate(flat(program).invars):
@@ -112,7 +98,7 @@ class FusedStep:
             choices.append(places)
         reasons = []
         for examples in islice(product(*choices), limits.MAX_PLACES):
-            step = cls(whole, program, states, batch, batch_ndim, examples, apart=apart)
+            step = cls(apart, states, batch, batch_ndim, examples)
             kinds = []
             for lanes in step._choices:
                 try:
@@ -149,6 +135,16 @@ class FusedStep:
         return Lanes(code, tables, self.states, self.lanes, "common")
 
     @property
+    def whole(self) -> Program:
+        """The program of the step."""
+        return self.apart.whole
+
+    @property
+    def program(self) -> Program:
+        """That of a kernel: ``(*state, *input) -> results``, with captured arrays as constants."""
+        return self.apart.rest
+
+    @property
     def inputs(self) -> int:
         """The number of leaves of what a kernel reads in each step."""
         return len(self.program.invars) - self.states
@@ -172,12 +168,9 @@ class FusedStep:
 
     def read(self, operands: Sequence[Any]) -> Leaves:
         """What a kernel reads, of the operands of the whole program."""
-        if self.apart:
-            end = len(self.whole.invars)
-            rest = self.apart(list(operands[self.states : end]), list(operands[end:]))
-            return [*operands[: self.states], *rest]
-        values = dict(zip(flat(self.whole).invars, operands, strict=True))
-        return [values[x] for x in flat(self.program).invars]
+        end = len(self.whole.invars)
+        rest = self.apart(list(operands[self.states : end]), list(operands[end:]))
+        return [*operands[: self.states], *rest]
 
     @property
     def operands(self) -> list[tuple[Any, Axes]]:
@@ -259,14 +252,6 @@ def flat(program: Program) -> Program:
 def lanes_for(entries: int) -> int:
     """The threads that share an array, a power of 2."""
     return min(limits.WARP, 1 << (entries - 1).bit_length())
-
-
-def _without_unused(program: Program, states: int) -> Program:
-    """The program of what it reads, of its inputs and captured arrays."""
-    used = read_by(needed(program, {*flat(program).invars}, program.outvars), program.outvars)
-    inputs = filter(used.__contains__, program.invars[states:])
-    captured = filter(used.__contains__, program.constvars)
-    return program._replace(invars=[*program.invars[:states], *inputs], constvars=list(captured))
 
 
 def _entries(program: Program, states: int) -> list[Shape]:
