@@ -156,23 +156,20 @@ class Lanes:
         latency: operations that wait for each other, from state to state.
     """
 
-    def __init__(
-        self, code: Code, tables: Sequence[Any], states: int, count: int, name: str
-    ) -> None:
+    def __init__(self, code: Code, tables: Sequence[Any], states: int, name: str) -> None:
         """Write the lanes of a step.
 
         Args:
             code: its statements for one example.
             tables: of the results.
             states: the number of leaves of a state.
-            count: the number of lanes.
             name: of the memory that they share.
 
         Raises:
             CannotFuse: a lane has too many instructions.
         """
+        self.count = count = code.threads
         results = [list(map(side_of, slots(list(table.flat), count))) for table in tables]
-        self.count = count
         self.reads = defaultdict[int, list[tuple[int, ...]]](list)
         self.reads |= enumerate(slots(range(table.size), count) for table in tables[:states])
         self.shared: list[str] = []

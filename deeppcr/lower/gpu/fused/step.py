@@ -132,7 +132,7 @@ class FusedStep:
         """The statements of each thread."""
         code = Code(self.lanes, self.batches)
         tables = self.evaluated(flat(self.program), self.tables(code), code)
-        return Lanes(code, tables, self.states, self.lanes, "common")
+        return Lanes(code, tables, self.states, "common")
 
     @property
     def whole(self) -> Program:

@@ -118,10 +118,9 @@ def kernel_of(
         raise CannotFuse(f"a state has {width} entries, of at most {max(limits.WINDOWS)}")
     if any(x.type.store != "{}" for x in states):
         raise CannotFuse("a state is shorter than float32")
-    count = lanes_of(step)
-    code, values, columns = linearised(step, count)
-    lanes = Lanes(code, [values], 1, count, "evaluated")
-    of_jacobian = Lanes(code, [values, *columns], 1, count, "linearised")
+    code, values, columns = linearised(step, lanes_of(step))
+    lanes = Lanes(code, [values], 1, "evaluated")
+    of_jacobian = Lanes(code, [values, *columns], 1, "linearised")
 
     grid = Grid.of(step, length, cluster, of_jacobian.instructions)
     index, begin, pointers = entered(step, length, operands, results)
