@@ -119,10 +119,9 @@ def fused_step(chain: TracedChain) -> FusedStep:
         raise CannotFuse("the chain is sharded over a mesh")
     if chain.obstacle:
         raise CannotFuse(chain.obstacle.reason)
-    step, program = chain.step, chain.step.evaluated
-    # The outputs are the states.
-    program = program._replace(outvars=program.outvars[: step.states] * 2)
-    return FusedStep.of(program, step.states, step.inputs, chain.layout.batch_shape)
+    states, program = chain.step.states, chain.step.evaluated
+    program = program._replace(outvars=program.outvars[:states])
+    return FusedStep.of(program, states, chain.layout.batch_shape)
 
 
 def kernel_of(chain: TracedChain) -> FusedStep | None:

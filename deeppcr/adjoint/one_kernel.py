@@ -80,7 +80,7 @@ class _Recurrence(NamedTuple):
             CannotFuse: there is none; the message says why.
         """
         shape = self.chain.layout.batch_shape
-        return FusedStep.of_states(self.program, len(self.enter), len(self.inputs), shape)
+        return FusedStep.of(self.program, len(self.enter), shape)
 
     def pulled(self, mu: Leaves) -> Pulled:
         """The adjoint states, and what the first step passes on, from ``mu`` of all steps."""

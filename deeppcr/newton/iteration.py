@@ -90,7 +90,7 @@ class NewtonSolver:
             step=step,
             layout=layout,
             initial=cast(chain.initial, layout.dtypes),
-            inputs=cast(chain.inputs, of_inputs),
+            inputs=cast(chain.inputs[: len(of_inputs)], of_inputs),
             captured=self.in_float32.captured,
         )
         end = iterate(

@@ -10,17 +10,16 @@ from jax import Array
 
 from deeppcr.arrays.avals import like
 from deeppcr.arrays.state import Leaves
-from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.lower import (
     CannotFuse,
     FusedSolve,
-    FusedStep,
     SolvedBelow,
     fused_solve,
     is_for_gpus,
 )
 from deeppcr.newton.convergence import NewtonCriterion
+from deeppcr.sequential import fused_step
 from deeppcr.solution import Result, Run, SolvedBy, Stats
 
 
@@ -75,11 +74,8 @@ def solved(solver: Any, chain: TracedChain, otherwise: Callable[[TracedChain], R
 
 
 def _kernel_of(solver: Any, chain: TracedChain) -> FusedSolve:
-    step = chain.step
-    if chain.axis != LOCAL:
-        raise CannotFuse("the chain is sharded over a mesh")
-    fused = FusedStep.of_states(step.evaluated, step.states, step.inputs, chain.layout.batch_shape)
-    kernel = FusedSolve(fused, chain.length, False, SolvedBelow(solver.method.max_iterations))
+    budget = solver.method.max_iterations
+    kernel = FusedSolve(fused_step(chain), chain.length, False, SolvedBelow(budget))
     if not isinstance(solver.criterion, NewtonCriterion):
         raise CannotFuse("the step has a derivative of its own, by jax.custom_jvp or custom_vjp")
     return kernel

@@ -49,11 +49,11 @@ def fused(step, z, xs, batch_ndim=0):
     def flat(*arrays):
         state = jax.tree.unflatten(tree, arrays[: len(leaves)])
         after = jax.tree.leaves(step(state, jax.tree.unflatten(of_inputs, arrays[len(leaves) :])))
-        return after + after
+        return after
 
     closed = jax.make_jaxpr(flat)(*leaves, *(x[0] for x in inputs))
     batch = jnp.shape(leaves[0])[:batch_ndim]
-    found = FusedStep.of(Program.of(closed), len(leaves), len(inputs), batch)
+    found = FusedStep.of(Program.of(closed), len(leaves), batch)
     return found, (leaves, inputs, list(getattr(closed, "consts", ())))
 
 

@@ -40,14 +40,12 @@ def solved(step, length, reverse=False, cluster=1):
     """The states, iterations, states before a fallback, and largest residual of each example."""
     step, (states, inputs, captured) = fused(*step)
     kernel = windows.kernel_of(step, length, reverse, BELOW, cluster)
-    if apart := step.apart:
-        inputs, captured = apart([*inputs], [*captured])
-    operands = zip([*states, *inputs, *captured], step.examples, strict=True)
-    kinds = [(x.shape, x.dtype) for x in (z.aval for z in step.program.outvars[step.states :])]
+    operands = step.read([*states, *inputs, *captured])
+    kinds = [(x.shape, x.dtype) for x in (z.aval for z in step.program.outvars)]
     kinds = [((length, *shape), dtype) for shape, dtype in kinds]
     kinds += [((step.count,), dtype) for dtype in (np.int32, np.int32, np.float32)]
     results = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
-    found = launch(kernel, results, *(x for x, axes in operands if axes is not None))
+    found = launch(kernel, results, *operands)
     return found[:-3], *found[-3:]
 
 

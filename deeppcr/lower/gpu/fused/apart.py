@@ -4,57 +4,39 @@ For all steps at once, the products of a recurrent cell with its inputs are one 
 where only they combine entries, each entry of the state is a chain of its own.
 """
 
-import math
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import jax
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import CannotFuse
-from deeppcr.programs.dependence import Split
+from deeppcr.programs.dependence import Split, results_of
 from depth.counts import size
-from depth.jaxprs import Program, equations, moved_by
-from depth.primitives import primitive
-
-SEPARATE = frozenset({"elementwise", "move", "call", "derivative rule"})
+from depth.jaxprs import Program, moved_by
 
 
 class Apart(Split):
-    """A step in two parts: see `Split`."""
+    """A step in two parts: see `Split`. The first may have no equations."""
 
     @classmethod
-    def of_step(cls, program: Program, states: int) -> Self:
-        """The parts of a step."""
-        late = moved_by(program, program.invars[:states])
-        return cls.of(program, late, moved_by(program, program.invars[states:]))
+    def of_step(cls, whole: Program, states: int) -> tuple[Self, Self]:
+        """A step with nothing before the kernel, and with all that does not depend on the state."""
+        state, per_step = whole.invars[:states], moved_by(whole, whole.invars[states:])
+        of_kernel = {*state, *results_of(whole.eqns)}
+        return cls.of(whole, of_kernel, per_step), cls.of(whole, moved_by(whole, state), per_step)
 
-    @property
-    def state(self) -> list[Any]:
-        """The variables of a state."""
-        return self.rest.invars[: len(self.rest.invars) - len(self.between)]
-
-    def checked(self) -> Program:
-        """The rest.
-
-        Raises:
-            CannotFuse: what it reads would fill the memory.
-        """
-        if sum(map(size, self.between)) > limits.MAX_HOISTED * sum(map(size, self.state)):
+    def check(self) -> None:
+        """Raise if what is computed before would fill the memory."""
+        between = sum(map(size, self.between))
+        most = limits.MAX_HOISTED * (sum(map(size, self.rest.invars)) - between)
+        if self.first.eqns and between > most:
             raise CannotFuse("what a step reads is too much to be kept for all steps")
-        return self.rest
 
-    def entries(self, program: Program) -> list[tuple[int, ...]]:
-        """The shape of a state of which a program may compute each entry apart; else none."""
-        shape, *different = {variable.aval.shape for variable in self.state}
-        kinds = {primitive(equation).kind for equation in equations(program)}
-        is_separate = not different and math.prod(shape) > 1 and kinds <= SEPARATE
-        return [shape] if is_separate else []
-
-    def __call__(self, inputs: Leaves, captured: Leaves) -> tuple[Leaves, Leaves]:
-        """What the steps read, ``[length, ...]``, and what is the same in all of them."""
+    def __call__(self, inputs: Leaves, captured: Leaves) -> Leaves:
+        """What the steps read, ``[length, ...]``, and then what is the same in all of them."""
         constants = self.constants(captured)
         of_step = partial(self.values_between, constants)
         between = jax.vmap(of_step)(inputs) if self.between else []
-        return between, [constants[x] for x in self.shared]
+        return [*between, *(constants[x] for x in self.shared)]

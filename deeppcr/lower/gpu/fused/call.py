@@ -14,17 +14,18 @@ from jax.interpreters import mlir
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import nvrtc
+from deeppcr.lower.gpu.fused.kernel import FusedScan
+from deeppcr.lower.gpu.fused.nvrtc import Launch
 from deeppcr.lower.gpu.fused.operations import CannotFuse
-from deeppcr.lower.gpu.fused.recurring import Launch, Recurring
 from deeppcr.lower.gpu.fused.trial import fault
 from deeppcr.programs.calls import Call, is_jit_disabled, with_operands
 
 
 class KernelCall(Call):
-    """See `Call`; the parameter ``kernel`` is `Recurring`.
+    """See `Call`; the parameter ``kernel`` is a `FusedScan`.
 
     Its operands are ``first`` constants of the program, then states, inputs of all steps and
-    captured arrays. Of its results those with steps have them on axis 0.
+    captured arrays. Of its results the first are the states of all steps, on axis 0.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class KernelCall(Call):
         device: Any,
         *operands: Any,
         call_jaxpr: Any,
-        kernel: Recurring,
+        kernel: FusedScan,
         first: int,
     ) -> Leaves:
         """The results by a kernel; by XLA, with a warning, if a trial on ``device`` is wrong.
@@ -54,7 +55,7 @@ class KernelCall(Call):
         """
         results = list(map(abstract, call_jaxpr.out_avals))
         of_kernel = operands[first:]
-        wrong = device and fault(launch, device, kernel, results, of_kernel)
+        wrong = device and fault(launch, device, kernel, results)
         if not wrong:
             return kernel.run(launch, results, of_kernel)
         states = ", ".join(f"{x.dtype}{list(x.shape)}" for x in of_kernel[: kernel.step.states])
@@ -80,25 +81,21 @@ class KernelCall(Call):
             for k, axis in enumerate(axes[first:])
         ]
         try:
-            step, constants = kernel.step.mapped(size, [place is not None for place in places])
+            step = kernel.step.mapped(size, [place is not None for place in places])
             kernel = dataclasses.replace(kernel, step=step)
         except CannotFuse:
             return super()._map(operands, axes, names, params)
-        arrays = list(operands[:first])
-        arrays += map(partial(_on_axis, size), operands[first:], axes[first:], places)
-        along = list(map(int, kernel.have_steps(len(params["call_jaxpr"].out_avals))))
-        program = partial(self.run, call_jaxpr=params["call_jaxpr"])
-        mapped = jax.vmap(program, [*axes[:first], *places], along, **names)
-        count = len(arrays)  # a kernel may take more
-        closed = jax.make_jaxpr(lambda *leaves: mapped(*leaves[:count]))(*arrays, *constants)
-        results = self.bind(*arrays, *constants, call_jaxpr=closed, kernel=kernel, first=first)
-        return results, along
+        along = [int(k < states) for k in range(len(params["call_jaxpr"].out_avals))]
+        run = partial(self.run, call_jaxpr=params["call_jaxpr"])
+        mapped = jax.vmap(run, [*axes[:first], *places], along, **names)
+        arrays = list(map(partial(_on_axis, size), operands[first:], axes[first:], places))
+        return call(kernel, partial(mapped, *operands[:first]), arrays), along
 
 
 kernel_call_p = KernelCall()
 
 
-def call(kernel: Recurring, program: Callable[..., Leaves], operands: Leaves) -> Leaves:
+def call(kernel: FusedScan, program: Callable[..., Leaves], operands: Leaves) -> Leaves:
     """The results of a kernel on a GPU, and of a program elsewhere.
 
     ``operands``: states, inputs of all steps and captured arrays.

@@ -7,23 +7,31 @@ transpose or a concatenation, costs nothing. What is left are operations on sing
 A batch of states is taken apart into examples, which is `jax.vmap` reversed: the batch axes are
 followed through the program, and one example is evaluated. That is right only if the program treats
 all examples alike and mixes none; otherwise it is refused.
+
+Only moves and elementwise operations are evaluated so. Whatever else a kernel has, such as products
+and reductions, is written as a program of these.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from itertools import chain, pairwise
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
+from jax.extend.core import jaxpr_as_fun
 
+from deeppcr.arrays.avals import abstract_avals
+from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import limits
-from deeppcr.lower.gpu.fused.operations import CannotFuse, Code, convert, operation
-from deeppcr.lower.products import other_axes
+from deeppcr.lower.gpu.fused.operations import CannotFuse, Code, operation
+from deeppcr.lower.products import other_axes, sizes_along
 from depth.jaxprs import Program, called, constants_of, interpret
 from depth.primitives import primitive
 
-OfEntries = Callable[[Sequence[Any]], Any]  # a function of entries
 Axes = tuple[int | None, ...]  # of the examples: for each batch axis of the state, or None
 
 
@@ -59,7 +67,8 @@ def evaluate(closed: Any, operands: Sequence[Entries], apply: Code) -> list[Entr
 
 def _constant(value: np.ndarray, apply: Code) -> Entries:
     """An array of numbers, which all examples share."""
-    return Entries(table_of(list(value.ravel()), value.shape), (None,) * apply.batches)
+    entries = list(map(apply.constant, value.ravel()))
+    return Entries(table_of(entries, value.shape), (None,) * apply.batches)
 
 
 def table_of(entries: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
@@ -74,6 +83,8 @@ def _results(apply: Code, equation: Any, operands: list[Entries]) -> Sequence[En
             raise CannotFuse(f"{name} computes in {variable.aval.dtype}")
     if (inner := called(equation)) is not None:
         return evaluate(inner, operands, apply)
+    if write := WRITTEN.get(name):
+        return _by_program(partial(write, **equation.params), apply, equation, operands)
     rule = RULES.get(name) or RULES.get(kind)
     if rule is None or (rule is _by_numpy and not primitive(equation).numpy):
         raise CannotFuse(f"{name} has no counterpart in a kernel")
@@ -83,13 +94,17 @@ def _results(apply: Code, equation: Any, operands: list[Entries]) -> Sequence[En
 # -- examples -------------------------------------------------------------------------------------
 
 
+class _Combined(CannotFuse):
+    """A step that combines examples with each other."""
+
+
 def _together(operands: Sequence[Entries], rank: int) -> tuple[list[np.ndarray], Axes]:
     """Tables of this rank that fit each other, and the axes of the examples."""
     axes: Axes = ()
     for places in zip(*(x.examples for x in operands if x.table.ndim == rank), strict=True):
         different = {*places} - {None}
         if len(different) > 1 or not different.isdisjoint(axes):
-            raise CannotFuse("examples are combined with each other")
+            raise _Combined("examples are combined with each other")
         axes += tuple(different) or (None,)
     tables = [x.table.reshape((1,) * (rank - x.table.ndim) + x.table.shape) for x in operands]
     return [_narrowed(table, axes) for table in tables], axes
@@ -122,47 +137,12 @@ def _numbered(table: np.ndarray) -> np.ndarray:
     return np.fromiter(map(id, table.flat), np.int64, table.size).reshape(table.shape)
 
 
-def example_shape(shape: tuple[int, ...], axes: Axes | None) -> tuple[int, ...]:
-    """The shape of a table of one example; of what is not used, that of no entries."""
-    if axes is None:
-        return (0,)
+def example_shape(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
+    """The shape of a table of one example."""
     return tuple(1 if axis in axes else n for axis, n in enumerate(shape))
 
 
-def _check_separate(equation: Any, examples: Axes, axes: Collection[int]) -> None:
-    """Refuse an operation along ``axes``, if examples are on one of them."""
-    if not set(examples).isdisjoint(axes):
-        raise CannotFuse(f"{equation.primitive.name} combines examples with each other")
-
-
-# -- rules ----------------------------------------------------------------------------------------
-
-
-def _placed(examples: Axes, place: Callable[[int], int]) -> Axes:
-    """The axes of the examples after a move of axes."""
-    return tuple(None if axis is None else place(axis) for axis in examples)
-
-
-def _of_rows(call: OfEntries, rows: np.ndarray) -> np.ndarray:
-    """A table of what a function makes of each row of another, along its last axis."""
-    shape = rows.shape[:-1]
-    return table_of([call(list(rows[index])) for index in np.ndindex(shape)], shape)
-
-
-def _of_each(call: OfEntries, *tables: np.ndarray) -> np.ndarray:
-    """A table of what a function makes of the entries of others."""
-    return _of_rows(call, np.stack(np.broadcast_arrays(*tables), -1))
-
-
-def _elementwise(out: Any, operands: list[Entries], call: OfEntries) -> Entries:
-    tables, examples = _together(operands, out.aval.ndim)
-    table = _of_each(call, *tables)
-    return Entries(np.broadcast_to(table, example_shape(out.aval.shape, examples)), examples)
-
-
-def _named(apply: Code, dtype: Any, *names: str) -> list[OfEntries]:
-    """The operations of entries of a dtype that primitives stand for."""
-    return [partial(apply, operation(name, dtype, dtype)) for name in names]
+# -- elementwise ----------------------------------------------------------------------------------
 
 
 def _computed(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
@@ -170,7 +150,12 @@ def _computed(apply: Code, equation: Any, operands: list[Entries]) -> list[Entri
     (out,) = equation.outvars
     dtype = equation.invars[-1].aval.dtype
     function = operation(equation.primitive.name, dtype, out.aval.dtype, len(equation.invars))
-    return [_elementwise(out, operands, partial(apply, function))]
+    tables, examples = _together(operands, out.aval.ndim)
+    rows = np.stack(np.broadcast_arrays(*tables), -1)
+    shape = rows.shape[:-1]
+    table = table_of([apply(function, list(rows[k])) for k in np.ndindex(shape)], shape)
+    table = np.broadcast_to(table, example_shape(out.aval.shape, examples))
+    return [Entries(table, examples)]
 
 
 def _counted(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
@@ -178,128 +163,6 @@ def _counted(apply: Code, equation: Any, operands: list[Entries]) -> list[Entrie
     rule: Any = primitive(equation).numpy
     (counts,) = rule(equation, operands)
     return [_constant(counts.astype(equation.outvars[0].aval.dtype), apply)]
-
-
-def _power(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
-    """Integer powers as products, each of which is rounded."""
-    (out,) = equation.outvars
-    power = equation.params["y"]
-    multiply, divide = _named(apply, out.aval.dtype, "mul", "div")
-    one = np.ones((), out.aval.dtype)[()]
-
-    def of(entries: Sequence[Any]) -> Any:
-        (x,) = entries
-        factors = []
-        for k, bit in enumerate(reversed(f"{abs(power):b}")):
-            x = multiply([x, x]) if k else x
-            factors += [x] if bit == "1" else []
-        product = reduce(lambda x, y: multiply([x, y]), factors) if factors else one
-        return divide([one, product]) if power < 0 else product
-
-    return [_elementwise(out, operands, of)]
-
-
-def _clamped(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
-    """Entries between two others; the upper ones, where these are below the lower ones."""
-    out = equation.outvars[0]
-    larger, smaller = _named(apply, out.aval.dtype, "max", "min")
-
-    def of(entries: Sequence[Any]) -> Any:
-        least, x, most = entries
-        return smaller([larger([x, least]), most])
-
-    return [_elementwise(out, operands, of)]
-
-
-def _branches(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
-    """All branches are evaluated, as under `jax.vmap`."""
-    which, *rest = operands
-    results = [evaluate(inner, rest, apply) for inner in equation.params["branches"]]
-    selected = []
-    for out, *cases in zip(equation.outvars, *results, strict=True):
-        select = operation("select_n", out.aval.dtype, out.aval.dtype, len(cases) + 1)
-        selected.append(_elementwise(out, [which, *cases], partial(apply, select)))
-    return selected
-
-
-def _between_two(apply: Code, equation: Any) -> OfEntries:
-    """The operation of two entries that a primitive like ``reduce_sum`` or ``cumsum`` repeats."""
-    name = equation.primitive.name.removeprefix("reduce_").removeprefix("cum")
-    name = {"sum": "add", "prod": "mul"}.get(name, name)
-    return _named(apply, equation.outvars[0].aval.dtype, name)[0]
-
-
-def _reduced(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
-    """A reduction, as a tree."""
-    call = _between_two(apply, equation)
-    (operand,) = operands
-    axes = tuple(equation.params["axes"])
-    _check_separate(equation, operand.examples, axes)
-    rest = other_axes(operand.table.ndim, axes)
-    examples = _placed(operand.examples, rest.index)
-    shape = example_shape(equation.outvars[0].aval.shape, examples)
-    rows = np.moveaxis(operand.table, axes, range(-len(axes), 0)).reshape((*shape, -1))
-    if not rows.shape[-1]:
-        raise CannotFuse(f"{equation.primitive.name} reduces an axis of size 0")
-    return [Entries(_of_rows(partial(_tree, call), rows), examples)]
-
-
-def _tree(call: OfEntries, entries: list[Any]) -> Any:
-    while len(entries) > 1:
-        pairs = [call(entries[k : k + 2]) for k in range(0, len(entries) - 1, 2)]
-        entries = pairs + entries[2 * len(pairs) :]
-    return entries[0]
-
-
-def _accumulated(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
-    call = _between_two(apply, equation)
-    (operand,) = operands
-    axis = equation.params["axis"]
-    _check_separate(equation, operand.examples, [axis])
-    rows = np.moveaxis(np.array(operand.table), axis, 0)
-    order = range(len(rows))[::-1] if equation.params["reverse"] else range(len(rows))
-    for before, after in pairwise(order):
-        rows[[after]] = _of_each(call, rows[[before]], rows[[after]])
-    return [Entries(np.moveaxis(rows, 0, axis), operand.examples)]
-
-
-def _product(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
-    """A product as sums: ``[*batch, rows, 1, terms]`` times ``[*batch, 1, columns, terms]``."""
-    (out,) = equation.outvars
-    dtype, rank = out.aval.dtype, out.aval.ndim
-    arranged: list[Entries] = []
-    working = dtype if np.issubdtype(dtype, np.integer) else np.dtype(np.float32)
-    numbers = zip(equation.invars, operands, *equation.params["dimension_numbers"], strict=True)
-    for variable, operand, summed, shared in numbers:
-        _check_separate(equation, operand.examples, summed)
-        free = other_axes(operand.table.ndim, summed, shared)
-        start = rank - len(free) if arranged else len(shared)
-        after = [*range(len(shared)), *range(start, start + len(free))]
-        place = dict(zip((*shared, *free), after, strict=True))
-        cast = partial(apply, convert(variable.aval.dtype, working))
-        table = _of_each(cast, operand.table).transpose((*shared, *free, *summed))
-        table = table.reshape((*table.shape[: len(after)], -1))
-        table = np.expand_dims(table, other_axes(rank, after))
-        arranged.append(Entries(table, _placed(operand.examples, place.__getitem__)))
-    tables, examples = _together(arranged, rank + 1)
-    shape = example_shape(out.aval.shape, examples)
-    terms = tables[0].shape[-1]
-    if not terms:
-        raise CannotFuse("a product has no terms")
-    left, right = (np.broadcast_to(x, (*shape, terms)) for x in tables)
-    multiply, add = _named(apply, working, "mul", "add")
-    chains = min(-(-limits.SUMS * apply.threads // math.prod(shape)), terms)
-    sums = [_of_each(multiply, left[..., k], right[..., k]) for k in range(chains)]
-
-    def added(entries: Sequence[Any]) -> Any:
-        return add([entries[0], multiply(entries[1:])])
-
-    def total(entries: Sequence[Any]) -> Any:
-        return apply(convert(working, dtype), [reduce(lambda x, y: add([x, y]), entries)])
-
-    for k in range(chains, terms):  # of all sums, as their terms are neighbours in memory
-        sums[k % chains] = _of_each(added, sums[k % chains], left[..., k], right[..., k])
-    return [Entries(_of_each(total, *sums), examples)]
 
 
 # -- moves ----------------------------------------------------------------------------------------
@@ -311,8 +174,8 @@ def _cut(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     cuts = []
     sizes = zip(equation.params["slice_sizes"], equation.invars[0].aval.shape, strict=True)
     for start, (size, full) in zip(starts, sizes, strict=True):
-        index = start.table[()] if size < full else 0
-        if not isinstance(index, int | np.integer):
+        index: Any = start.table.item().constant if size < full else 0
+        if index is None:
             raise CannotFuse("dynamic_slice from an index that the program computes")
         first = min(max(int(index), 0), full - size)
         cuts.append(slice(first, first + size))
@@ -356,18 +219,135 @@ def _axis_of(equation: Any, places: np.ndarray, sizes: set[int]) -> int | None:
     for axis, size in enumerate(places.shape):
         if size in sizes and ((places == _places(places.shape, axis)) | (places < 0)).all():
             return axis
-    raise CannotFuse(f"{equation.primitive.name} combines examples with each other")
+    raise _Combined(f"{equation.primitive.name} combines examples with each other")
 
+
+# -- what is written as a program of these --------------------------------------------------------
+
+
+def _by_program(
+    write: Callable[..., Any], apply: Code, equation: Any, operands: list[Entries]
+) -> list[Entries]:
+    closed = jax.make_jaxpr(write)(*abstract_avals(equation.invars))
+    try:
+        return evaluate(closed, operands, apply)
+    except _Combined:
+        name = equation.primitive.name
+        raise _Combined(f"{name} combines examples with each other") from None
+
+
+def _clamped(least: Array, x: Array, most: Array) -> Array:
+    """``x`` between two others; the upper one, where that is below the lower one."""
+    at_least = lax.max(x, jnp.broadcast_to(least, x.shape))
+    return lax.min(at_least, jnp.broadcast_to(most, x.shape))
+
+
+def _power(x: Array, y: int) -> Array:
+    """Integer powers as products, each of which is rounded."""
+    one, factors = lax.full_like(x, 1), []
+    for bit in reversed(f"{abs(y):b}"):
+        if bit == "1":
+            factors.append(x)
+        x = lax.mul(x, x)
+    product = reduce(lax.mul, factors) if factors else one
+    return lax.div(one, product) if y < 0 else product
+
+
+def _branches(index: Array, *operands: Array, branches: Sequence[Any], **_: Any) -> Leaves:
+    """All branches are evaluated, as under `jax.vmap`."""
+    results = [jaxpr_as_fun(branch)(*operands) for branch in branches]
+    return [lax.select_n(index, *cases) for cases in zip(*results, strict=True)]
+
+
+def _reduced(between: Callable[..., Array], x: Array, axes: Sequence[int], **_: Any) -> Array:
+    """A reduction, as a tree."""
+    rest = other_axes(x.ndim, axes)
+    x = _flattened(x, rest, axes)
+    if not x.shape[-1]:
+        raise CannotFuse("a reduction of an axis of size 0")
+    while (count := x.shape[-1]) > 1:
+        end = count // 2 * 2
+        first, second = (lax.slice_in_dim(x, k, end, 2, len(rest)) for k in (0, 1))
+        last = lax.slice_in_dim(x, end, count, axis=len(rest))
+        x = lax.concatenate([between(first, second), last], len(rest))
+    return lax.squeeze(x, [len(rest)])
+
+
+def _accumulated(between: Callable[..., Array], x: Array, axis: int, reverse: bool) -> Array:
+    order = -1 if reverse else 1
+    rows = lax.split(x, [1] * x.shape[axis], axis)[::order]
+    return lax.concatenate(list(accumulate(rows, between))[::order], axis)
+
+
+def _flattened(x: Array, *groups: Sequence[int]) -> Array:
+    """An array with these axes in this order, those of the last group as one."""
+    x = lax.transpose(x, list(chain(*groups)))
+    end = x.ndim - len(groups[-1])
+    return lax.reshape(x, (*x.shape[:end], math.prod(x.shape[end:])))
+
+
+def _product(chains: int, dtype: Any, dimension_numbers: Any, left: Array, right: Array) -> Array:
+    """A product as sums: ``[*batch, rows, 1, terms]`` times ``[*batch, 1, columns, terms]``."""
+    (left_in, right_in), (left_batch, right_batch) = dimension_numbers
+    left_free = other_axes(left.ndim, left_in, left_batch)
+    right_free = other_axes(right.ndim, right_in, right_batch)
+    working = dtype if jnp.issubdtype(dtype, jnp.integer) else np.float32
+    left, right = lax.convert_element_type(left, working), lax.convert_element_type(right, working)
+    left = _flattened(left, left_batch, left_free, left_in)
+    right = _flattened(right, right_batch, right_free, right_in)
+    columns = left.ndim - 1 + np.arange(len(right_free))
+    left = lax.expand_dims(left, columns.tolist())
+    rows = len(left_batch) + np.arange(len(left_free))
+    right = lax.expand_dims(right, rows.tolist())
+    terms = left.shape[-1]
+    if not terms:
+        raise CannotFuse("a product has no terms")
+    sums: list[Array] = []
+    factors = (lax.split(x, [1] * terms, x.ndim - 1) for x in (left, right))
+    for k, (a, b) in enumerate(zip(*factors, strict=True)):
+        if k < chains:
+            sums.append(lax.mul(a, b))
+        else:  # of all sums, as their terms are neighbours in memory
+            sums[k % chains] = lax.add(sums[k % chains], lax.mul(a, b))
+    total = lax.convert_element_type(reduce(lax.add, sums), dtype)
+    return lax.squeeze(total, [total.ndim - 1])
+
+
+def _chained(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
+    """A product, by as many sums as keep all threads of an example busy."""
+    numbers, (out,) = equation.params["dimension_numbers"], equation.outvars
+    outputs = 1
+    for x, summed, shared in zip(operands, *numbers, strict=True):
+        free = other_axes(x.table.ndim, summed, shared)
+        outputs *= math.prod(sizes_along(x.table, free))
+    batches = (sizes_along(x.table, shared) for x, shared in zip(operands, numbers[1], strict=True))
+    outputs *= math.prod(map(min, *batches))
+    chains = -(-limits.SUMS * apply.threads // outputs)
+    write = partial(_product, chains, out.aval.dtype, numbers)
+    return _by_program(write, apply, equation, operands)
+
+
+WRITTEN: dict[str, Callable[..., Any]] = {
+    "clamp": _clamped,
+    "cond": _branches,
+    "integer_pow": _power,
+    "reduce_sum": partial(_reduced, lax.add),
+    "reduce_prod": partial(_reduced, lax.mul),
+    "reduce_max": partial(_reduced, lax.max),
+    "reduce_min": partial(_reduced, lax.min),
+    "reduce_and": partial(_reduced, lax.bitwise_and),
+    "reduce_or": partial(_reduced, lax.bitwise_or),
+    "reduce_xor": partial(_reduced, lax.bitwise_xor),
+    "cumsum": partial(_accumulated, lax.add),
+    "cumprod": partial(_accumulated, lax.mul),
+    "cummax": partial(_accumulated, lax.max),
+    "cummin": partial(_accumulated, lax.min),
+}
 
 RULES: dict[str, Callable[[Code, Any, list[Entries]], list[Entries]]] = {
-    "cond": _branches,
-    "dot_general": _product,
+    "dot_general": _chained,
     "dynamic_slice": _cut,
     "iota": _counted,
-    "integer_pow": _power,
-    "clamp": _clamped,
-    "reduction": _reduced,
-    "cumulative": _accumulated,
     "move": _by_numpy,
     "elementwise": _computed,
 }

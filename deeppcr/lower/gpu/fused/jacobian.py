@@ -30,7 +30,10 @@ def linearised(step: FusedStep, threads: int) -> tuple[Code, np.ndarray, list[np
     columns = []
     for unit in np.eye(step.width, dtype=np.float32):
         parts = zip(state, np.split(unit, ends), strict=True)
-        tangents = [x._replace(table=table_of(list(part), x.table.shape)) for x, part in parts]
+        tangents = [
+            x._replace(table=table_of(list(map(code.constant, part)), x.table.shape))
+            for x, part in parts
+        ]
         columns.append(_joined(step.evaluated(derivative, [*operands, *tangents], code)))
     return code, _joined(values), columns
 

@@ -6,13 +6,18 @@ answers later than a step takes. Outputs are written as they come, and the last 
 Arrays are read and written as they are, whatever axes the examples are on.
 """
 
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
 from string import Template
+from typing import Any
 
+from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.lanes import slots
 from deeppcr.lower.gpu.fused.memory import Array, arrays_of, assigned, block, entered
-from deeppcr.lower.gpu.fused.recurring import CudaKernel
+from deeppcr.lower.gpu.fused.nvrtc import CudaKernel, Launch
 from deeppcr.lower.gpu.fused.step import FusedStep
 
 TEXT = Template(r"""
@@ -57,6 +62,55 @@ extern "C" __global__ void __launch_bounds__($threads, $resident) kernel($pointe
 """)
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class FusedScan:
+    """A kernel that repeats a step. A trial compares it with XLA's results.
+
+    Its results are the states of all steps, and then the last one.
+
+    Attributes:
+        step: the step.
+        length: the number of steps.
+        reverse: whether the first step takes the last entry of the inputs.
+    """
+
+    step: FusedStep
+    length: int
+    reverse: bool
+
+    def __repr__(self) -> str:
+        return "fused_scan"
+
+    @cached_property
+    def text(self) -> CudaKernel:
+        """The kernel, and how it is started."""
+        return kernel_of(self.step, self.length, self.reverse)
+
+    @property
+    def instructions(self) -> int:
+        """Of all threads."""
+        return self.length * self.step.instructions * self.step.threads
+
+    @property
+    def waits(self) -> int:
+        """Latency of all steps, in operations."""
+        return self.length * self.step.waits
+
+    @property
+    def in_trial(self) -> int:
+        """Steps in which all of it runs: two trips of its loop, and what is left after all."""
+        return 2 * self.text.ahead + self.length % self.text.ahead
+
+    @property
+    def residual(self) -> float:
+        """How far a state may be from the step of the one before, of the size of its entries."""
+        return 0.0
+
+    def run(self, launch: Launch, results: Sequence[Any], operands: Sequence[Any]) -> Leaves:
+        """The results, of these types, of states, inputs of all steps and captured arrays."""
+        return launch(self.text, self.step.read(operands), results)
+
+
 def kernel_of(step: FusedStep, length: int, reverse: bool) -> CudaKernel:
     """The kernel of a chain of this length, which is at least 1.
 
@@ -65,19 +119,19 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> CudaKernel:
     lanes = step.divided()
     end = step.states
     middle = step.states + step.inputs
-    operands, results = arrays_of(step)
+    operands, results = arrays_of(step, [*step.results, *step.results[:end]])
     index, begin, pointers = entered(step, length, operands, results)
     operands = [x.side_by_side(lanes.reads[k], lanes) for k, x in enumerate(operands)]
     results = [y.side_by_side(slots(range(len(y.places)), lanes.count), lanes) for y in results]
-    states, last, outputs = operands[:end], results[:end], results[end:]
+    states, last = operands[:end], results[len(lanes.results) :]
     inputs, captured = operands[end:middle], operands[middle:]
     read = sum(len(x.places) for x in inputs)
     at_once = limits.UNROLLED // max(step.instructions, 1)
     most = min(limits.STEPS_AHEAD, limits.ENTRIES_AHEAD // max(read, 1), at_once)
     ahead = max(1, min(most, length))
     whole = length // ahead * ahead
-    prefetched = [x for x in inputs if x.places and read <= limits.MAX_STEP_AHEAD]
-    reread = [x for x in captured if x.places and not any(x.examples)]
+    prefetched = inputs if read <= limits.MAX_STEP_AHEAD else []
+    reread = [x for x in captured if not any(x.examples)]
     if sum(len(x.places) for x in reread) <= limits.CAPTURED:
         reread = []
 
@@ -95,7 +149,7 @@ def kernel_of(step: FusedStep, length: int, reverse: bool) -> CudaKernel:
     statements += lanes.lines
     for z, entries in zip(states, lanes.results[:end], strict=True):
         statements += assigned(z.fields("z"), entries)
-    for y, entries in zip(outputs, lanes.results[end:], strict=True):
+    for y, entries in zip(results, lanes.results, strict=False):
         statements += y.writes(entries, True)
 
     threads = limits.WARP if step.threads <= limits.BLOCK_IS_WARP else limits.BLOCK

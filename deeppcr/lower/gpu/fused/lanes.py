@@ -7,7 +7,6 @@ the result of many instructions, one lane computes it, and shares it. A single l
 it is.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -17,25 +16,24 @@ from typing import Any
 import numpy as np
 
 from deeppcr.lower.gpu.fused import limits
-from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code, Value, in_c
+from deeppcr.lower.gpu.fused.operations import NEVER, CannotFuse, Code, Value
 
 WORTH = 2 * limits.EXCHANGE_INSTRUCTIONS  # instructions of all lanes from which on they share
 
-Entry = Value | str | None  # of one example: a variable, or a number in C; None: anything
+Entry = Value | None  # of one example; None: anything
 Side = tuple[Entry, ...]  # the entries of the lanes; a single one if all have the same
 
 
 def sides_of(
-    results: Iterable[Side], values: Iterable[Value], count: int
+    results: Iterable[Side], count: int
 ) -> tuple[list[Side], dict[Side, Side], dict[Entry, Side]]:
-    """What ``count`` lanes compute, of a step with these statements.
+    """What ``count`` lanes compute, of a step with these results.
 
     Returns:
         all sides that results are made of, each after what it is made of; for a side the one in
         which it is computed, as both leave room for each other; and for a value that lanes share
         the side in which one of them computes it.
     """
-    levels, kinds, costs = _described(values)
     needed: dict[Side, None] = {}
     merged: dict[Side, Side] = {}
     source: dict[Entry, Side] = {}
@@ -43,22 +41,22 @@ def sides_of(
 
     def wait(sides: Iterable[Side]) -> None:
         for side in sides:
-            waiting[max(levels.get(x, 0) for x in side)][side] = None
+            waiting[max(x.level for x in present(side))][side] = None
 
     wait(results)
     while waiting:
         level = max(waiting)  # those first that are made of others
-        of_all = defaultdict[int, dict[Any, None]](dict)
-        of_each = defaultdict[Any, list[Side]](list)
+        of_all = defaultdict[int, dict[Value, None]](dict)
+        of_each = defaultdict[int, list[Side]](list)
         while waiting[level]:
             side, _ = waiting[level].popitem()
             if len(kinds_of(side)) > 1:
                 needed[side] = None
                 wait(parts_of(side))
             elif len(side) == 1 < count and level:
-                of_all[kinds[side[0]]][side[0]] = None
+                of_all[present(side)[0].structure][present(side)[0]] = None
             else:
-                of_each[next(kinds.get(x, x) for x in present(side))].append(side)
+                of_each[present(side)[0].structure].append(side)
         del waiting[level]
         sides = []
         for group in of_each.values():
@@ -66,7 +64,7 @@ def sides_of(
                 sides.append(whole)
                 merged |= dict.fromkeys(members, whole)
         for same in of_all.values():
-            if len(same) > 1 and sum(map(costs.__getitem__, same)) >= WORTH:
+            if len(same) > 1 and sum(x.cost for x in same) >= WORTH:
                 ordered = sorted(same, key=lambda x: x.number)
                 for side in map(side_of, slots(ordered, count)):
                     source |= dict.fromkeys(side, side)
@@ -100,50 +98,35 @@ def _merged(sides: list[Side]) -> dict[Side, list[Side]]:
     return merged
 
 
-def kind_of(entry: Value | str) -> tuple[Any, ...]:
-    """What entries have in common that one statement computes."""
-    if isinstance(entry, str):
-        return ("number",)
-    if not entry.operands:
-        return "operand", entry.place[0]
-    return entry.register, entry.text, len(entry.operands)
-
-
 def present(entries: Iterable[Any]) -> list[Any]:
     """Those of the entries that are not just anything."""
     return [x for x in entries if x is not None]
 
 
-def values_of(entries: Iterable[Any]) -> list[Value]:
-    """Those of the entries that are variables, and no numbers."""
-    return [x for x in entries if isinstance(x, Value)]
-
-
 def side_of(entries: Sequence[Entry]) -> Side:
     """These entries, or the one that lanes have together."""
     members = present(entries)
-    is_same = len({*members}) == 1 and (len(members) > 1 or isinstance(members[0], str))
+    is_same = len({*members}) == 1 and (len(members) > 1 or members[0].constant is not None)
     return tuple(members[:1] if is_same or len(entries) == 1 else entries)
 
 
 def kinds_of(side: Side) -> list[tuple[Any, ...]]:
-    """The kinds of the entries of a side: `kind_of`."""
-    return list(dict.fromkeys(map(kind_of, present(side))))
+    """The kinds of the entries of a side: see `Value`."""
+    return list(dict.fromkeys(x.kind for x in present(side)))
 
 
 def parts_of(side: Side) -> list[Side]:
     """What a side is made of: its operands, or sides of one kind each."""
     if len(kinds := kinds_of(side)) > 1:
         return list(map(partial(_of_kind, side), kinds))
-    first = present(side)[0]
-    count = 0 if isinstance(first, str) else len(first.operands)
-    operands = [x.operands if isinstance(x, Value) else (None,) * count for x in side]
+    none = (None,) * len(present(side)[0].operands)
+    operands = [x.operands if x else none for x in side]
     return list(map(side_of, zip(*operands, strict=True)))
 
 
 def _of_kind(side: Side, kind: tuple[Any, ...]) -> Side:
     """The entries of one kind; any other is None."""
-    return side_of([x if x and kind_of(x) == kind else None for x in side])
+    return side_of([x if x and x.kind == kind else None for x in side])
 
 
 def filled(entries: Sequence[Any]) -> list[Any]:
@@ -154,22 +137,7 @@ def filled(entries: Sequence[Any]) -> list[Any]:
 
 def _number(side: Side) -> int:
     """A side is written after those of smaller numbers."""
-    return max((x.number for x in values_of(side)), default=-1)
-
-
-def _described(values: Iterable[Value]) -> tuple[dict[Any, int], dict[Any, int], dict[Any, int]]:
-    """Of each value how many operations it is away from operands, its structure, and its cost."""
-    levels: dict[Any, int] = {}
-    kinds: dict[Any, int] = {}
-    costs: dict[Any, int] = {}
-    numbers: dict[Any, int] = {}
-    for x in values:
-        inner = values_of(x.operands)
-        levels[x] = max((1 + levels[y] for y in inner), default=0)
-        structure = kind_of(x), *(kinds.get(y, -1) for y in x.operands)
-        kinds[x] = numbers.setdefault(structure, len(numbers))
-        costs[x] = x.instructions + sum(map(costs.__getitem__, inner))
-    return levels, kinds, costs
+    return max(x.number for x in present(side))
 
 
 Expression = tuple[str, float]  # of C, and the operations that it waits for
@@ -188,23 +156,20 @@ class Lanes:
         latency: operations that wait for each other, from state to state.
     """
 
-    def __init__(
-        self, code: Code, tables: Sequence[Any], states: int, count: int, name: str
-    ) -> None:
+    def __init__(self, code: Code, tables: Sequence[Any], states: int, name: str) -> None:
         """Write the lanes of a step.
 
         Args:
             code: its statements for one example.
             tables: of the results.
             states: the number of leaves of a state.
-            count: the number of lanes.
             name: of the memory that they share.
 
         Raises:
             CannotFuse: a lane has too many instructions.
         """
-        results = [list(map(side_of, slots([*map(in_c, table.flat)], count))) for table in tables]
-        self.count = count
+        self.count = count = code.threads
+        results = [list(map(side_of, slots(list(table.flat), count))) for table in tables]
         self.reads = defaultdict[int, list[tuple[int, ...]]](list)
         self.reads |= enumerate(slots(range(table.size), count) for table in tables[:states])
         self.shared: list[str] = []
@@ -217,7 +182,7 @@ class Lanes:
         self._expressions: dict[Side, Expression] = {}
         self._sizes = Counter(x.place[0] for x in code.values if x.place)
         sides = chain.from_iterable(results)
-        ordered, self._merged, self._source = sides_of(sides, code.values, count)
+        ordered, self._merged, self._source = sides_of(sides, count)
         for side in ordered:
             self._written(side)
         self.results = list(map(self._texts, results))
@@ -256,12 +221,11 @@ class Lanes:
         return [self._written(side)[0] for side in sides]
 
     def _write(self, side: Side) -> Expression:
-        values = values_of(side)
-        if not values:
-            numbers = filled(side)
-            text = self._declare(_type(numbers), by_lane(numbers)) if side[1:] else numbers[0]
+        first, kinds = present(side)[0], kinds_of(side)
+        if len(kinds) == 1 and first.constant is not None:
+            numbers = [x.text for x in filled(side)]
+            text = self._declare(first.register, by_lane(numbers)) if side[1:] else first.text
             return text, NEVER
-        first, kinds = values[0], kinds_of(side)
         if len(side) == 1 and self._source.get(first, side) != side:
             return self._receive(first)
         if len(kinds) == 1 and first.place:
@@ -270,7 +234,7 @@ class Lanes:
         waits = max(of_parts)
         if len(kinds) > 1:
             choices = len(kinds) - 1
-            text = by_lane(filled([x and texts[kinds.index(kind_of(x))] for x in side]))
+            text = by_lane(filled([x and texts[kinds.index(x.kind)] for x in side]))
             return self._line(first.register, text, choices, waits + choices)
         text = first.text.format(*texts)
         return self._line(first.register, text, first.instructions, waits + first.latency)
@@ -286,7 +250,7 @@ class Lanes:
     def _read(self, first: Value, side: Side) -> Expression:
         """Entries of an operand, of which one is the ``first``."""
         array, _ = first.place
-        places = [x.place[1] if isinstance(x, Value) else None for x in side]
+        places = [x and x.place[1] for x in side]
         indices = self._continued(places, array) * (self.count // len(side))
         reads = self.reads[array]
         is_state = array < self._states
@@ -344,12 +308,3 @@ def by_lane(texts: Sequence[str]) -> str:
     ends = np.cumsum([count for _, count in runs]).tolist()
     cases = (f"lane < {end} ? {text} : " for (text, _), end in zip(runs, ends, strict=True))
     return "".join(cases) + last[0]
-
-
-def _type(numbers: Sequence[str]) -> str:
-    """The type in C that holds numbers, as `spelled` writes them."""
-    is_float = [text.endswith(("f)", "INFINITE)", "NOT_A_NUMBER")) for text in numbers]
-    is_integer = [re.fullmatch(r"\([\d -]+(ull)?\)", text) for text in numbers]
-    if not any(is_integer):
-        return "float" if all(is_float) else "double"
-    return "unsigned long long" if any(text.endswith("ull)") for text in numbers) else "long long"

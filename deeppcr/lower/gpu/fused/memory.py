@@ -10,7 +10,7 @@ import numpy as np
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.entries import Axes, example_shape
 from deeppcr.lower.gpu.fused.lanes import Lanes
-from deeppcr.lower.gpu.fused.operations import TYPES, Type, type_of
+from deeppcr.lower.gpu.fused.operations import Type, type_of
 from deeppcr.lower.gpu.fused.step import FusedStep
 
 
@@ -34,10 +34,8 @@ class Array(NamedTuple):
     const: str
 
     @classmethod
-    def of(cls, name: str, variable: Any, axes: Axes | None, const: str = "") -> Self:
-        """One with the examples on these axes; of one that is not used, no entries."""
-        if axes is None:
-            return cls(name, TYPES["bool"], [], [], 0, const)
+    def of(cls, name: str, variable: Any, axes: Axes, const: str = "") -> Self:
+        """One with the examples on these axes."""
         shape = variable.aval.shape
         size = math.prod(shape)
         first = tuple(map(slice, example_shape(shape, axes)))
@@ -86,10 +84,12 @@ class Array(NamedTuple):
         return [f"{self.name}[{at}{place}]" for place in self.places]
 
 
-def arrays_of(step: FusedStep) -> tuple[list[Array], list[Array]]:
-    """Those that a step reads, and those that it writes."""
+def arrays_of(
+    step: FusedStep, results: Sequence[tuple[Any, Axes]]
+) -> tuple[list[Array], list[Array]]:
+    """Those that a step reads, and those of results of it."""
     operands = [Array.of(f"a{k}", x, axes, "const ") for k, (x, axes) in enumerate(step.operands)]
-    return operands, [Array.of(f"y{k}", y, axes) for k, (y, axes) in enumerate(step.results)]
+    return operands, [Array.of(f"y{k}", y, axes) for k, (y, axes) in enumerate(results)]
 
 
 def entered(
@@ -101,14 +101,14 @@ def entered(
         the type in C of an index of an entry, in arrays of this many steps; statements that move
         pointers to an example, by its number; and the declarations of these.
     """
-    used = [*(x for x in operands if x.places), *results]
-    index = "long long" if length * max(x.size for x in used) >= 2**31 else "int"
+    arrays = [*operands, *results]
+    index = "long long" if length * max(x.size for x in arrays) >= 2**31 else "int"
     sizes = [size for size in step.batch_shape if size > 1]
     indices = [
         f"const {index} e{k} = example / {math.prod(sizes[k + 1 :])} % {size};"
         for k, size in enumerate(sizes)
     ]
-    return index, [*indices, *map(Array.begin, used)], ", ".join(map(Array.pointer, used))
+    return index, [*indices, *map(Array.begin, arrays)], ", ".join(map(Array.pointer, arrays))
 
 
 def indexed(name: str, indices: Iterable[int], column: str = "") -> list[str]:

@@ -5,20 +5,20 @@ XLA's call of PTX is not documented, so it is used with those versions of jax al
 """
 
 import ctypes
+import hashlib
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import INSTRUCTIONS
-from deeppcr.lower.gpu.fused.recurring import CudaKernel
 from deeppcr.lower.variants import platform, platforms
 
 TARGET = "__gpu$xla.gpu.ptx"
@@ -29,6 +29,34 @@ OPTIONS = b"--prec-div=false", b"--prec-sqrt=false"
 TURING, HOPPER = 75, 90  # the first with clusters of blocks
 # Compiled once, in 20 ms (CUDA 13.0, a CPU core), and run once if there is a GPU.
 TRIAL = 'extern "C" __global__ void kernel(const float* x, float* y) { y[0] = 2 * x[0]; }'
+
+
+class CudaKernel(NamedTuple):
+    """A kernel, and how it is started.
+
+    Attributes:
+        text: in CUDA C: ``kernel(*operands, *last, *outputs)``, of the operands that a step uses.
+        blocks: of threads.
+        threads: of a block.
+        cluster: the number of blocks that work on one example; 0 where each thread has its own.
+        ahead: steps that are read ahead, and between two tests of the loop.
+    """
+
+    text: str
+    blocks: int
+    threads: int
+    cluster: int = 0
+    ahead: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of its own, so that a profile tells kernels apart, and nothing takes one for another."""
+        kind = "solve" if self.cluster else "scan"
+        return f"fused_{kind}_{hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
+
+
+Launch = Callable[[CudaKernel, Sequence[Any], Sequence[Any]], list[Any]]
+"""``(kernel, operands, types of the results) -> results``, in a program."""
 
 
 @cache

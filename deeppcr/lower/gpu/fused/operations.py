@@ -185,27 +185,44 @@ def _truncated(before: str, result: Any, cast: str) -> str:
 NEVER = -math.inf  # how long what does not depend on the state waits for it
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Value:
-    """A variable of C.
+    """An entry of an array: a variable of C, or a constant.
 
     Attributes:
-        number: of those that there are before it.
+        number: of the variables that there are before it; -1 of a constant.
         register: its type.
         text: an expression, with ``{0}``, ``{1}`` and so on in place of the operands.
-        operands: variables and numbers, as in C; none of what is read.
+        operands: none of a constant, and of what is read.
         latency: the number of instructions in it that wait for each other.
         instructions: of a thread.
         place: of what is read: the operand, and which of its entries.
+        constant: its value, of numpy; None of a variable.
+        kind: what values have in common that one statement computes.
+        level: how many operations it is away from what is read.
+        cost: its instructions, and those of its operands.
+        structure: what values have in common that are the same function of what is read.
     """
 
     number: int
     register: str
     text: str = ""
-    operands: "tuple[Value | str, ...]" = ()
+    operands: "tuple[Value, ...]" = ()
     latency: int = 0
     instructions: int = 0
     place: tuple[int, ...] = ()
+    constant: Any = None
+
+    def __post_init__(self) -> None:
+        self.kind: tuple[Any, ...] = self.register, self.text, *(x.register for x in self.operands)
+        if self.constant is not None:
+            self.kind = "constant", self.register
+        elif self.place:
+            self.kind = "operand", self.place[0]
+        variables = [x for x in self.operands if x.constant is None]
+        self.level: int = max((1 + x.level for x in variables), default=0)
+        self.cost: int = self.instructions + sum(x.cost for x in self.operands)
+        self.structure: int = hash((self.kind, *(x.structure for x in self.operands)))
 
 
 class Code:
@@ -234,13 +251,18 @@ class Code:
         """A variable with the value of an entry of an operand: see `Value`."""
         return self._add(register=type_of(dtype).register, place=place)
 
+    def constant(self, number: Any) -> Value:
+        """A number, of numpy."""
+        key = type_of(number.dtype).register, spelled(number)
+        return self._by_key.setdefault(key, Value(-1, *key, constant=number))
+
     def _add(self, **attributes: Any) -> Value:
         self.values.append(Value(len(self.values), **attributes))
         return self.values[-1]
 
-    def __call__(self, operation: Operation, entries: Sequence[Any]) -> Any:
+    def __call__(self, operation: Operation, entries: Sequence[Value]) -> Value:
         """The result of an operation."""
-        if self.folds and (folded := _folded(operation, entries)) is not None:
+        if self.folds and (folded := self._folded(operation, entries)):
             return folded
         text, entries = _with_numbers(operation, entries)
         kind = type_of(operation.dtype)
@@ -248,8 +270,7 @@ class Code:
             text = kind.load.format(kind.store.format(text))
         elif text == "{0}":
             return entries[0]
-        operands = tuple(map(in_c, entries))
-        key = kind.register, text, operands
+        key = kind.register, text, tuple(entries)
         if key not in self._by_key:
             self.instructions += operation.instructions
             most = limits.MAX_INSTRUCTIONS_OF_ALL if self.threads > 1 else limits.MAX_INSTRUCTIONS
@@ -258,11 +279,23 @@ class Code:
             self._by_key[key] = self._add(
                 register=kind.register,
                 text=text,
-                operands=operands,
+                operands=tuple(entries),
                 latency=operation.latency,
                 instructions=operation.instructions,
             )
         return self._by_key[key]
+
+    def _folded(self, operation: Operation, entries: Sequence[Value]) -> Value | None:
+        """What an operation on 0 or 1 results in; None if that is not known, as of integers."""
+        if not jnp.issubdtype(operation.dtype, jnp.floating):
+            return None
+        text = operation.text
+        numbers = [x.constant for x in entries]
+        is_zero = any(numbers[k] == 0 for k in ZERO.get(text, ()))
+        if is_zero or ("?" in text and all(x == 0 for x in numbers[1:])):
+            return self.constant(np.zeros((), operation.dtype)[()])
+        units = (entries[1 - k] for k, unit in UNIT.get(text, ()) if numbers[k] == unit)
+        return next(units, None)
 
 
 # Of a number that is neither -0 nor NaN: a GPU has an instruction for it (CUDA 13.0, 9.0).
@@ -272,12 +305,12 @@ OF_NUMBERS = {
 }
 
 
-def _with_numbers(operation: Operation, entries: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+def _with_numbers(operation: Operation, entries: Sequence[Value]) -> tuple[str, Sequence[Value]]:
     """The text of an operation on these operands, and their order."""
     text = operation.text
     if text in OF_NUMBERS:
-        x, y = entries if isinstance(entries[0], Value) else entries[::-1]
-        if not isinstance(y, Value) and y == y and (y or not np.signbit(y)):
+        x, y = entries if entries[0].constant is None else entries[::-1]
+        if y.constant is not None and y.text not in ("(-0.0f)", "NOT_A_NUMBER"):
             return OF_NUMBERS[text], (x, y)
     return text, entries
 
@@ -290,26 +323,6 @@ UNIT = {
     "{0} - {1}": ((1, 0),),
     "{0} / {1}": ((1, 1),),
 }
-
-
-def _folded(operation: Operation, entries: Sequence[Any]) -> Any:
-    """What an operation on 0 or 1 results in; None if that is not known, as of integers."""
-    if not jnp.issubdtype(operation.dtype, jnp.floating):
-        return None
-    text = operation.text
-    zero = np.zeros((), operation.dtype)[()]
-    numbers = [None if isinstance(x, Value) else x for x in entries]
-    if any(numbers[k] == 0 for k in ZERO.get(text, ())):
-        return zero
-    if "?" in text and all(x == 0 for x in numbers[1:]):
-        return zero
-    units = (entries[1 - k] for k, unit in UNIT.get(text, ()) if numbers[k] == unit)
-    return next(units, None)
-
-
-def in_c(entry: Any) -> Value | str:
-    """An entry: a variable, or a number in C."""
-    return entry if isinstance(entry, Value) else spelled(entry)
 
 
 def spelled(entry: Any) -> str:

@@ -18,9 +18,9 @@ import jax
 from deeppcr.arrays.state import Leaves
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.call import call
-from deeppcr.lower.gpu.fused.nvrtc import largest_cluster
+from deeppcr.lower.gpu.fused.kernel import FusedScan
+from deeppcr.lower.gpu.fused.nvrtc import CudaKernel, Launch, largest_cluster
 from deeppcr.lower.gpu.fused.operations import CannotFuse
-from deeppcr.lower.gpu.fused.recurring import CudaKernel, Launch, Recurring
 from deeppcr.lower.gpu.fused.windows import Grid, SolvedBelow, kernel_of
 
 OF_CHAINS = 3  # results for each chain, after the states
@@ -39,8 +39,8 @@ def expecting(iterations: int) -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class FusedSolve(Recurring):
-    """A kernel that solves, of a step whose outputs are its next state: see `Recurring`.
+class FusedSolve(FusedScan):
+    """A kernel that solves: see `FusedScan`. After the states it has three results of each chain.
 
     Attributes:
         below: when a window is solved.
@@ -63,7 +63,7 @@ class FusedSolve(Recurring):
 
     @cached_property
     def text(self) -> CudaKernel:
-        """See `Recurring`."""
+        """See `FusedScan`."""
         return kernel_of(self.step, self.length, self.reverse, self.below, largest_cluster())
 
     @property
@@ -92,20 +92,16 @@ class FusedSolve(Recurring):
 
     @property
     def in_trial(self) -> int:
-        """See `Recurring`: the steps of some windows, of a cluster if the chain has one."""
+        """See `FusedScan`: the steps of some windows, of a cluster if the chain has one."""
         return limits.TRIED_STEPS
 
     @property
     def residual(self) -> float:
-        """See `Recurring`: that of a window which is solved."""
+        """See `FusedScan`: that of a window which is solved."""
         return max(self.below.residual, self.below.standing)
 
-    def have_steps(self, count: int) -> list[bool]:
-        """See `Recurring`."""
-        return [k < count - OF_CHAINS for k in range(count)]
-
     def run(self, launch: Launch, results: Sequence[Any], operands: Sequence[Any]) -> Leaves:
-        """See `Recurring`: by one kernel, after what is computed before it."""
+        """See `FusedScan`."""
         states, of_chains = results[:-OF_CHAINS], results[-OF_CHAINS:]
         of_examples = [jax.ShapeDtypeStruct((self.step.count,), x.dtype) for x in of_chains]
         types = [*states, *of_examples]

@@ -23,9 +23,12 @@ from deeppcr.lower.gpu.fused.entries import Axes, Entries, evaluate, example_sha
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code
 from deeppcr.programs.cut_first import apply
-from depth.jaxprs import Program, constants_of, needed, read_by
+from depth.counts import size
+from depth.jaxprs import Program, equations, live_equations
+from depth.primitives import primitive
 
 Shape = tuple[int, ...]
+SEPARATE = frozenset({"elementwise", "move", "call", "derivative rule"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,103 +36,69 @@ class FusedStep:
     """A step that a kernel can repeat.
 
     Attributes:
-        program: ``(*state, *input) -> (*state, *outputs)``, with captured arrays as constants.
+        apart: what is computed before, and in the kernel.
         states: the number of leaves of a state.
-        inputs: the number of leaves of an input.
         batch_shape: the axes of a state along which its examples are.
         batch_ndim: how many of the first axes of a state are those of a batch.
-        examples: for each operand, states and inputs and captured arrays, where it has those batch
-            axes that are longer than 1; None for an operand that is not used.
+        examples: for each operand of a kernel, states and inputs and captured arrays, where it has
+            those batch axes that are longer than 1.
         lanes: threads that compute an example.
         instructions: of each: its operations, with those that an exponential function takes.
         latency: operations of a step that wait for each other, from state to state.
-        apart: what is computed before, if ``program`` is the rest of a step.
     """
 
-    program: Program
+    apart: Apart
     states: int
-    inputs: int
     batch_shape: tuple[int, ...]
     batch_ndim: int
-    examples: tuple[Axes | None, ...]
+    examples: tuple[Axes, ...]
     lanes: int = 1
     instructions: int = 0
     latency: int = 0
-    apart: Apart | None = None
 
     @classmethod
-    def of(
-        cls,
-        program: Program,
-        states: int,
-        inputs: int,
-        batch_shape: tuple[int, ...],
-    ) -> Self:
+    def of(cls, whole: Program, states: int, batch_shape: tuple[int, ...]) -> Self:
         """The step of a program, for one of its examples.
 
         Args:
-            program: ``(*state, *input) -> (*state, *outputs)``.
+            whole: ``(*state, *input) -> results``, first of all the next state, with captured
+                arrays as constants. A kernel writes all results.
             states: the number of leaves of a state.
-            inputs: the number of leaves of an input.
             batch_shape: the batch axes of a state, which are its first.
 
         Raises:
             CannotFuse: it has no kernel; the message says why.
         """
-        apart = Apart.of_step(program, states)
-        attempts: list[tuple[Apart | None, Shape]] = [
-            *product([None], apart.entries(program)),
-            *product([apart], apart.entries(apart.rest)),
-            (None, batch_shape),
-            (apart, batch_shape),
-        ]
+        parts = Apart.of_step(whole._replace(eqns=live_equations(whole)), states)
+        attempts: list[tuple[Apart, Shape]] = []
+        for apart in parts:
+            attempts += product([apart], _entries(apart.rest, states))
+        attempts += product(parts, [batch_shape])
         reasons = []
-        for attempt in attempts:
+        for apart, batch in attempts:
             try:
-                return cls._of_examples(program, states, inputs, len(batch_shape), *attempt)
+                return cls._of_examples(apart, states, batch, len(batch_shape))
             except CannotFuse as error:
                 reasons.append(error)
         raise reasons[-2]
 
     @classmethod
-    def of_states(
-        cls, program: Program, states: int, inputs: int, batch_shape: tuple[int, ...]
-    ) -> Self:
-        """See `of`: the step whose outputs are its next state, and nothing else."""
-        program = program._replace(outvars=program.outvars[:states] * 2)
-        return cls.of(program, states, inputs, batch_shape)
-
-    @classmethod
-    def _of_examples(
-        cls,
-        program: Program,
-        states: int,
-        inputs: int,
-        batch_ndim: int,
-        apart: Apart | None,
-        batch: Shape,
-    ) -> Self:
+    def _of_examples(cls, apart: Apart, states: int, batch: Shape, batch_ndim: int) -> Self:
         """The step of a program, or of the rest of it, if the examples are on these axes."""
-        if apart is not None:
-            program, inputs = apart.checked(), len(apart.between)
+        program = apart.rest
+        apart.check()
         _check(program, states, math.prod(batch))
-        variables = flat(program).invars
-        if len(variables) + len(program.outvars) > limits.MAX_ARRAYS:
-            raise CannotFuse(f"a step reads and writes more than {limits.MAX_ARRAYS} arrays")
-        used = read_by(needed(program, variables, program.outvars), program.outvars)
-        choices: list[Sequence[Axes | None]] = []
-        for k, variable in enumerate(variables):
-            if not variable.aval.size and variable in used:
-                raise CannotFuse("an array that a step reads has no entries")
+        choices = []
+        for k, variable in enumerate(flat(program).invars):
             places = _possible(variable.aval.shape, batch)
             if k < states:
                 places = places[:1]
-            elif k >= states + inputs:
+            elif k >= len(program.invars):
                 places = places[::-1]
-            choices.append(places if k < states or variable in used else [None])
+            choices.append(places)
         reasons = []
         for examples in islice(product(*choices), limits.MAX_PLACES):
-            step = cls(program, states, inputs, batch, batch_ndim, examples, apart=apart)
+            step = cls(apart, states, batch, batch_ndim, examples)
             kinds = []
             for lanes in step._choices:
                 try:
@@ -163,15 +132,25 @@ class FusedStep:
         """The statements of each thread."""
         code = Code(self.lanes, self.batches)
         tables = self.evaluated(flat(self.program), self.tables(code), code)
-        return Lanes(code, tables, self.states, self.lanes, "common")
+        return Lanes(code, tables, self.states, "common")
 
     @property
     def whole(self) -> Program:
-        """The program with what is computed before."""
-        return self.apart.whole if self.apart else self.program
+        """The program of the step."""
+        return self.apart.whole
 
-    def mapped(self, size: int, moves: Sequence[bool]) -> tuple[Self, Leaves]:
-        """The step of ``size`` examples, on axis 0 of what moves, and constants that it takes."""
+    @property
+    def program(self) -> Program:
+        """That of a kernel: ``(*state, *input) -> results``, with captured arrays as constants."""
+        return self.apart.rest
+
+    @property
+    def inputs(self) -> int:
+        """The number of leaves of what a kernel reads in each step."""
+        return len(self.program.invars) - self.states
+
+    def mapped(self, size: int, moves: Sequence[bool]) -> Self:
+        """The step of ``size`` examples, on axis 0 of what moves."""
         program = flat(self.whole)
         end = len(self.whole.invars)
         avals = [
@@ -180,25 +159,22 @@ class FusedStep:
         ]
         axes = [0 if moving else None for moving in moves]
         step = jax.vmap(lambda *operands: apply(program, operands), axes, axis_size=size)
-        closed = jax.make_jaxpr(step)(*avals)
-        mapped = Program.of(closed)
-        constvars = [*mapped.invars[end:], *mapped.constvars]
-        mapped = mapped._replace(invars=mapped.invars[:end], constvars=constvars)
+        mapped = Program.of(jax.make_jaxpr(step)(*avals))
+        if mapped.constvars:
+            raise CannotFuse("a step of examples has arrays of its own")
+        mapped = mapped._replace(invars=mapped.invars[:end], constvars=mapped.invars[end:])
         batch = size, *program.invars[0].aval.shape[: self.batch_ndim]
-        new = self.of(mapped, self.states, end - self.states, batch)
-        return new, constants_of(closed)
+        return self.of(mapped, self.states, batch)
 
     def read(self, operands: Sequence[Any]) -> Leaves:
-        """What a kernel reads, of the operands of the whole program: those that a step uses."""
-        if apart := self.apart:
-            end = len(apart.whole.invars)
-            rest = apart(list(operands[self.states : end]), list(operands[end:]))
-            operands = [*operands[: self.states], *rest[0], *rest[1]]
-        return [x for x, axes in zip(operands, self.examples, strict=True) if axes is not None]
+        """What a kernel reads, of the operands of the whole program."""
+        end = len(self.whole.invars)
+        rest = self.apart(list(operands[self.states : end]), list(operands[end:]))
+        return [*operands[: self.states], *rest]
 
     @property
-    def operands(self) -> list[tuple[Any, Axes | None]]:
-        """Each operand, and where it has examples; None if it is not used."""
+    def operands(self) -> list[tuple[Any, Axes]]:
+        """Each operand of a kernel, and where it has examples."""
         return list(zip(flat(self.program).invars, self.examples, strict=True))
 
     @property
@@ -214,7 +190,7 @@ class FusedStep:
         for variable, axes in self.operands:
             shape, dtype = example_shape(variable.aval.shape, axes), variable.aval.dtype
             entries = [code.read(place, dtype) for place in islice(places, math.prod(shape))]
-            tables.append(Entries(table_of(entries, shape), axes or (None,) * self.batches))
+            tables.append(Entries(table_of(entries, shape), axes))
         return tables
 
     def evaluated(self, closed: Any, operands: Sequence[Entries], code: Code) -> Leaves:
@@ -226,20 +202,18 @@ class FusedStep:
         tables = []
         results = evaluate(closed, operands, code)
         for k, (result, (variable, axes)) in enumerate(zip(results, self.results, strict=False)):
-            output = k - self.states
-            name = f"output leaf {output}" if output >= 0 else f"state leaf {k}"
             if result.examples not in (axes, (None,) * len(axes)):
-                raise CannotFuse(f"an example takes the entries of another: {name}")
+                raise CannotFuse(f"an example takes the entries of another: state leaf {k}")
             table, shape = narrow(result.table, axes), example_shape(variable.aval.shape, axes)
             if any(n not in (1, size) for n, size in zip(table.shape, shape, strict=True)):
-                raise CannotFuse(f"the step treats examples differently: {name}")
+                raise CannotFuse(f"the step treats examples differently: state leaf {k}")
             tables.append(np.broadcast_to(table, shape))
         return tables
 
     @property
     def batches(self) -> int:
         """The number of batch axes with several examples."""
-        return len(self.examples[0] or ())
+        return len(self.examples[0])
 
     @property
     def _sizes(self) -> list[int]:
@@ -280,13 +254,24 @@ def lanes_for(entries: int) -> int:
     return min(limits.WARP, 1 << (entries - 1).bit_length())
 
 
+def _entries(program: Program, states: int) -> list[Shape]:
+    """The shape of a state of which a program may compute each entry apart; else none."""
+    shape, *different = {variable.aval.shape for variable in program.invars[:states]}
+    kinds = {primitive(equation).kind for equation in equations(program)}
+    is_separate = not different and math.prod(shape) > 1 and kinds <= SEPARATE
+    return [shape] if is_separate else []
+
+
 def _check(program: Program, states: int, count: int) -> None:
     width = sum(z.aval.size for z in program.invars[:states]) // max(count, 1)
     if width > limits.MAX_STATE:
         raise CannotFuse(f"a state has {width} entries, of at most {limits.MAX_STATE} in a kernel")
+    variables = flat(program).invars
+    if len(variables) + states + len(program.outvars) > limits.MAX_ARRAYS:
+        raise CannotFuse(f"a step reads and writes more than {limits.MAX_ARRAYS} arrays")
+    if not all(map(size, variables)):
+        raise CannotFuse("an array that a step reads has no entries")
     for variable in program.invars[:states]:
-        if not variable.aval.size:
-            raise CannotFuse("a leaf of the state has no entries")
         if variable.aval.dtype not in (np.float32, jnp.bfloat16, np.float16):
             raise CannotFuse(f"a state is {variable.aval.dtype}, of float32 or shorter in a kernel")
 

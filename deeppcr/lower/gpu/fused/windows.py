@@ -19,8 +19,8 @@ from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.jacobian import linearised
 from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.memory import Array, arrays_of, assigned, block, entered, indexed
+from deeppcr.lower.gpu.fused.nvrtc import CudaKernel
 from deeppcr.lower.gpu.fused.operations import CannotFuse, spelled
-from deeppcr.lower.gpu.fused.recurring import CudaKernel
 from deeppcr.lower.gpu.fused.solve_text import TEXT
 from deeppcr.lower.gpu.fused.step import FusedStep, lanes_for
 
@@ -111,18 +111,16 @@ def kernel_of(
     Raises:
         CannotFuse: there is none; the message says why.
     """
-    operands, results = arrays_of(step)
+    operands, results = arrays_of(step, step.results)
     states, inputs = operands[: step.states], operands[step.states :]
-    results = results[: step.states]  # as the outputs are
     width = step.width
     if width not in limits.WINDOWS:
         raise CannotFuse(f"a state has {width} entries, of at most {max(limits.WINDOWS)}")
     if any(x.type.store != "{}" for x in states):
         raise CannotFuse("a state is shorter than float32")
-    count = lanes_of(step)
-    code, values, columns = linearised(step, count)
-    lanes = Lanes(code, [values], 1, count, "evaluated")
-    of_jacobian = Lanes(code, [values, *columns], 1, count, "linearised")
+    code, values, columns = linearised(step, lanes_of(step))
+    lanes = Lanes(code, [values], 1, "evaluated")
+    of_jacobian = Lanes(code, [values, *columns], 1, "linearised")
 
     grid = Grid.of(step, length, cluster, of_jacobian.instructions)
     index, begin, pointers = entered(step, length, operands, results)
