@@ -23,8 +23,8 @@ from deeppcr.extend import (
     unknown_keyword,
 )
 from deeppcr.layers.reading import Layer, call, listed, read
-from deeppcr.layers.repeated import Repeated
-from deeppcr.layers.segments import Segment, is_short, segments
+from deeppcr.layers.segments import Segment, divide, is_short
+from deeppcr.layers.stack import Stack, in_order
 
 # Up to so many layers a list is its loop, and nothing is traced to find chains.
 FEW_LAYERS = 64
@@ -99,18 +99,17 @@ def forward(
         _check_input(x, axes)
         return axes
 
-    def run(segment: Segment, x: Any) -> Any:
-        if segment.reason:
-            return segment.one_by_one(x)
-        axes = checked(x)
-        if is_quick and is_short(segment.layers):
-            return segment.one_by_one(x)
-        repeated = segment.stacked()
-        if is_quick and not is_eager(repeated.inputs):
-            return repeated.scan(x)
-        return solve(repeated.chain, x, batch_ndim=axes, **options).value
+    def run(segment: Segment, programs: Sequence[Layer], x: Any) -> Any:
+        axes = 0 if segment.reason else checked(x)
+        consecutive = programs[segment.start : segment.stop]
+        if segment.reason or (is_quick and is_short(consecutive)):
+            return in_order(consecutive, x)
+        stacked = segment.stack(programs)
+        if is_quick and not is_eager(stacked.inputs):
+            return stacked.scan(x)
+        return solve(stacked.chain, x, batch_ndim=axes, **options).value
 
-    if isinstance(layers, Repeated):
+    if isinstance(layers, Stack):
         layers.check(x)
         layers = layers.chain
     if isinstance(layers, Chain):
@@ -123,8 +122,8 @@ def forward(
     start = 0
     while start < len(every_layer):
         programs, called = _first_programs(every_layer[start:], x, is_quick)
-        for segment in segments(programs, start):
-            x = run(segment, x)
+        for segment in divide(programs):
+            x = run(segment, programs, x)
         start += len(programs)
         x = _call(every_layer[start : start + called], x, start)
         start += called

@@ -106,8 +106,6 @@ class Identity:
 def key_of(value: Any) -> Hashable:
     """A key, equal for two values if no program can tell them apart, as it can 1 and True."""
     kind: Any = type(value)
-    if kind is LayerCode:
-        return kind, value
     if kind in (tuple, list):
         return kind, tuple(map(key_of, value))
     if kind is dict:

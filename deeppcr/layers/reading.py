@@ -120,18 +120,20 @@ def trace_copy(layer: Any, x: Any) -> Layer:
 
 
 def trace_layer(layer: Callable[[Any], Any], x: Any) -> Layer:
-    """The program of a layer that takes arrays of the types ``x``."""
-    # A new function each time: jax keeps the program of one that it knows, and runs no code.
-    closed, shapes = jax.make_jaxpr(lambda x: layer(x), return_shape=True)(x)
+    """The program of a layer that takes arrays of the types ``x``.
+
+    ``layer`` is new each time: jax keeps the program of a function that it knows, and runs no code.
+    """
+    closed, shapes = jax.make_jaxpr(layer, return_shape=True)(x)
     program, arrays = with_operands(closed)
     takes, returns = jax.tree.structure(x), jax.tree.structure(shapes)
 
     def make(arrays: list[Any]) -> Callable[[Any], Any]:
-        def run(x: Any) -> Any:
+        def call(x: Any) -> Any:
             results = jaxpr_as_fun(program)(*arrays, *jax.tree.leaves(x))
             return jax.tree.unflatten(returns, results)
 
-        return run
+        return call
 
     every = equations(without_constants(closed))
     acts = ""
