@@ -14,6 +14,7 @@ from deeppcr.extend import (
     MethodOption,
     always_loops,
     check_batch,
+    describe,
     find_adjoint,
     find_method,
     floating,
@@ -22,7 +23,8 @@ from deeppcr.extend import (
     partition,
     unknown_keyword,
 )
-from deeppcr.layers.reading import Layer, call, listed, read
+from deeppcr.layers.parts import as_callable
+from deeppcr.layers.reading import Layer, listed, name_of, read
 from deeppcr.layers.segments import Segment, divide, is_short
 from deeppcr.layers.stack import Stack, in_order
 
@@ -106,7 +108,8 @@ def forward(
             return in_order(consecutive, x)
         stacked = segment.stack(programs)
         if is_quick and not is_eager(stacked.inputs):
-            return stacked.scan(x)
+            step = lambda x, own: (stacked.step(x, own), None)  # noqa: E731
+            return jax.lax.scan(step, x, stacked.inputs, stacked.length)[0]
         return solve(stacked.chain, x, batch_ndim=axes, **options).value
 
     if isinstance(layers, Stack):
@@ -131,9 +134,20 @@ def forward(
 
 
 def _call(layers: Sequence[Any], x: Any, start: int = 0) -> Any:
-    """Call layers one by one; ``start`` is the index of the first, which errors name."""
+    """Call layers one by one; ``start`` is the index of the first.
+
+    Errors, whose type does not change, name the layer and its input.
+    """
     for number, layer in enumerate(layers, start):
-        x = call(layer, x, number)
+        try:
+            x = as_callable(layer)(x)
+        except Exception as error:
+            where = f"layers[{number}] ({name_of(layer)}) was given {describe(x)}"
+            if type(error) in (TypeError, ValueError):
+                error.args = (f"{where}: {error}",)
+            else:  # of a class of its own, whose arguments may mean anything
+                error.add_note(where)
+            raise
     return x
 
 

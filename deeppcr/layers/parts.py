@@ -13,7 +13,7 @@ import enum
 import functools
 import sys
 import types
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any
 
@@ -75,16 +75,10 @@ class LayerCode:
         """The whole, with the next ``arrays``."""
         if self.make is None:
             return next(arrays)
-        return self.make(build(self.parts, arrays))
+        return self.make([part.build(arrays) for part in self.parts])
 
 
 ARRAY = LayerCode("array")
-
-
-def build(codes: Iterable[LayerCode], arrays: Iterable[Any]) -> list[Any]:
-    """Values of these codes, with the ``arrays`` of the first, of the second, ..."""
-    source = iter(arrays)
-    return [code.build(source) for code in codes]
 
 
 class Identity:

@@ -199,19 +199,11 @@ def is_sequential(layers: Any) -> bool:
     return False
 
 
-def call(layer: Any, x: Any, number: int) -> Any:
-    """``layer(x)``; an error, whose type does not change, names the layer and its input."""
-    try:
-        return as_callable(layer)(x)
-    except Exception as error:
-        called = layer[0] if is_pair(layer) else layer
-        while isinstance(called, partial):  # of functools, or of jax.tree_util
-            called = called.func
-        is_class = isinstance(called, type)
-        name = describe(called) if is_class else getattr(called, "__name__", type(called).__name__)
-        where = f"layers[{number}] ({name}) was given {describe(x)}"
-        if type(error) in (TypeError, ValueError):
-            error.args = (f"{where}: {error}",)
-        else:  # of a class of its own, whose arguments may mean anything
-            error.add_note(where)
-        raise
+def name_of(layer: Any) -> str:
+    """The name of a layer, or of what it calls, in messages."""
+    called = layer[0] if is_pair(layer) else layer
+    while isinstance(called, partial):  # of functools, or of jax.tree_util
+        called = called.func
+    if isinstance(called, type):
+        return describe(called)
+    return str(getattr(called, "__name__", type(called).__name__))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import deeppcr
 from deeppcr import Chain
 from deeppcr.extend import of_step, stack_rows
-from deeppcr.layers.parts import LayerCode, build, changes, take_apart
+from deeppcr.layers.parts import LayerCode, changes, take_apart
 from deeppcr.layers.reading import shape_of, trace_layer
 
 
@@ -65,12 +65,7 @@ class Stack:
 
     def step(self, x: Any, own: Sequence[Any]) -> Any:
         """One step, with its ``own`` slices of `inputs`."""
-        return in_order(build(self.code.parts, self._arrays(own)), x)
-
-    def scan(self, x: Any) -> Any:
-        """All steps by `jax.lax.scan`."""
-        body = lambda x, own: (self.step(x, own), None)  # noqa: E731
-        return jax.lax.scan(body, x, self.inputs, self.length)[0]
+        return in_order(self.code.build(iter(self._arrays(own))), x)
 
     def check(self, x: Any) -> Any:
         """What a step returns; `ValueError` if it has effects, which stacked copies would lose."""
@@ -79,7 +74,7 @@ class Stack:
         def step(operands: Any) -> Any:
             nonlocal changed
             x, arrays = operands
-            layers = build(self.code.parts, arrays)
+            layers = self.code.build(iter(arrays))
             before = take_apart(layers)
             y = in_order(layers, x)
             changed = changes(layers, *before)
