@@ -47,24 +47,23 @@ def stack(layers: Any, x: Any = None) -> Stack:
     if isinstance(layers, Stack):
         return layers
     parts = list[tuple[LayerCode, list[Any]]]()
-    same = list[list[Any]]()
+    holders = list[list[Any]]()
     for number, layer in enumerate(listed(layers)):
-        holders: list[Any] = []
+        holders.append([])
         try:
-            parts.append(take_apart(layer, holders=holders))
+            parts.append(take_apart(layer, holders[-1]))
         except NotApart as error:
             raise TypeError(
                 f"layers[{number}] cannot be taken apart into code and arrays: {error}; "
                 "deeppcr.forward(layers, x) takes any."
             ) from error
-        same.append([(layer, *held) for held in holders])
     if not parts:
         raise ValueError("layers is empty, expected at least one layer.")
     period, length = longest_run([(code, types_of(arrays)) for code, arrays in parts])
     unlike = period * length
     if unlike == len(parts):
         unlike = 0
-        run = stack_layers(parts, period, same)
+        run = stack_layers(parts, period, holders)
         if x is None or shapes(run.check(x)) == shapes(x):
             return run
     raise ValueError(

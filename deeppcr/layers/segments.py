@@ -44,7 +44,8 @@ class Segment(NamedTuple):
     def stack(self, every: Sequence[Layer]) -> Stack:
         """The chain, of ``every`` layer of the list."""
         layers = every[self.start : self.stop]
-        return stack_layers([(layer.code, layer.arrays) for layer in layers], self.period)
+        parts = [(layer.code, layer.arrays) for layer in layers]
+        return stack_layers(parts, self.period, [arrays for _, arrays in parts])
 
 
 def is_short(layers: Sequence[Layer], count: int | None = None) -> bool:

@@ -133,30 +133,32 @@ def _build(
 
 
 def stack_layers(
-    layers: Sequence[tuple[LayerCode, list[Any]]], period: int, same: Sequence[Any] | None = None
+    layers: Sequence[tuple[LayerCode, list[Any]]], period: int, holders: Sequence[list[Any]]
 ) -> Stack:
     """The chain of layers, taken apart, that repeat with the ``period``.
 
-    Arrays that are one object in all steps are shared. ``same``: for each array of each layer, what
-    has to be one object, too, in all steps.
+    Steps share an array that is one object in all of them, and so is what holds it: ``holders``,
+    for each array of each layer.
     """
     starts = range(0, len(layers), period)
 
-    def columns_of(each: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def columns_of(each: Sequence[list[Any]]) -> list[tuple[Any, ...]]:
+        """``each`` has those of a layer."""
         steps = [list(chain.from_iterable(each[i : i + period])) for i in starts]
         return list(zip(*steps, strict=True))
 
     columns = columns_of([arrays for _, arrays in layers])
-    shared = [len(column) > 1 and len(set(map(id, column))) == 1 for column in columns]
-    if same is not None:
-        holders = ([set(map(id, held)) for held in column] for column in columns_of(same))
-        one = [bool(set.intersection(*column)) for column in holders]
-        shared = [both and is_one for both, is_one in zip(shared, one, strict=True)]
+    shared = list(map(_is_one, columns, columns_of(holders)))
     pairs = list(zip(columns, shared, strict=True))
     stacked = iter(_stack([column for column, is_one in pairs if not is_one]))
     arrays = [column[0] if is_one else next(stacked) for column, is_one in pairs]
     code = LayerCode(list, tuple(code for code, _ in layers[:period]), list)
     return Stack(list(map(jnp.asarray, arrays)), code, tuple(shared), len(starts))
+
+
+def _is_one(column: Sequence[Any], holders: Sequence[Any]) -> bool:
+    """Whether several arrays are one, held by one."""
+    return len(column) > 1 and len(set(map(id, column))) == len(set(map(id, holders))) == 1
 
 
 def _stack(columns: Sequence[Sequence[Any]]) -> list[Any]:

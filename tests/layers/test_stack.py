@@ -111,9 +111,11 @@ class Block(nnx.Module):
 
 
 ZERO = jnp.zeros(3)
+PARAMS = {"w": WEIGHTS[0], "b": ZERO}
 APART = {
     "partials": lambda: [jax.tree_util.Partial(affine, ZERO, w) for w in WEIGHTS],
     "parameters": lambda: (in_pairs, [{"w": w, "b": ZERO} for w in WEIGHTS]),
+    "the same parameters": lambda: (in_pairs, [PARAMS] * 4),
     "functions": lambda: [each_with_its_own(ZERO, w) for w in WEIGHTS],
     "modules": lambda: [Block(nnx.Param(ZERO), w) for w in WEIGHTS],
 }
@@ -122,6 +124,7 @@ TIED = {
     "functions of one variable": lambda: all_with_one(ZERO),
     "modules with one variable": lambda: [Block(ONE_PARAM, w) for w in WEIGHTS],
     "one module": lambda: [dense(0)] * 4,
+    "one pair": lambda: [(in_pairs, PARAMS)] * 4,
     "one partial in a period": lambda: (
         [jax.tree_util.Partial(affine, ZERO, WEIGHTS[0]), jnp.sin] * 4
     ),
