@@ -128,10 +128,6 @@ def test_a_shared_nnx_module_is_not_copied():
         block, BATCH
     )
     assert "8,3,3" not in str(program)
-    gradient = nnx.jit(
-        nnx.grad(lambda block: square(deeppcr.forward([block] * 8, BATCH, adjoint="pcr")))
-    )(block)
-    agree(gradient, nnx.jit(nnx.grad(lambda block: square(loop([block] * 8, BATCH))))(block))
 
 
 class Counter(nnx.Module):

@@ -88,15 +88,6 @@ layers  steps  layers per step  state
 7       1      1                float64[3] -> float64[2]  sequential: it changes shape or dtype
 """,
     ),
-    "periods": (
-        lambda: letters("ABABABf"),
-        (2, 3),
-        """
-layers  steps  layers per step  state
-0..5    3      2                float64[2, 3]  a chain
-6       1      1                float64[2, 3]  sequential: no equal neighbour
-""",
-    ),
     "a side effect": (
         lambda: [jnp.sin, jnp.sin, shows, lambda x: x > 0],
         (3,),
@@ -107,7 +98,6 @@ layers  steps  layers per step  state
 3       1      1                float64[3] -> bool[3]  sequential: it returns non-floating arrays
 """,
     ),
-    "nothing": (list, (3,), "layers  steps  layers per step  state"),
 }
 
 
