@@ -36,8 +36,9 @@ from deeppcr.planning import Plan, plan, tune
 # isort: split
 # Rooms that are built on the names above, and on `deeppcr.extend`: see docs/design.md.
 from deeppcr import diffusion, extend, layers, sharding
-from deeppcr._stack import Stack, stack, unstack
+from deeppcr._stack import stack, unstack
 from deeppcr.jacobi import TriangularSolution, triangular
+from deeppcr.layers import Stack
 from deeppcr.recipes import delay, masked, resetting
 
 __version__ = "0.2.0"  # the one place where it is written: pyproject.toml reads it here

@@ -1,39 +1,12 @@
 """`stack` and `unstack`: equal layers as one pytree of stacked arrays, for training."""
 
-import dataclasses
-from functools import partial
 from typing import Any
 
-import jax
-
 from deeppcr.extend import check_type
-from deeppcr.layers import Repeated, repeated
-from deeppcr.layers.forward import forward
-from deeppcr.layers.repeated import STATIC
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=STATIC)
-@dataclasses.dataclass(frozen=True)
-class Stack(Repeated):
-    """Equal layers, stacked: a callable pytree of arrays ``[L, ...]``. Made by `stack`.
-
-    It works like any pytree of parameters: with `jax.grad`, `jax.jit` with donation, optax,
-    checkpointing, `jax.tree.map`. ``len(stack)`` is the number of layers.
-
-    Attributes:
-        arrays: the arrays of one step of the chain, stacked on axis 0: ``[L, ...]``. An array that
-            all layers share has no such axis.
-        code: that of a step (static).
-        shared: for each array, whether all layers share it.
-        length: L, the number of steps; a step is one layer, or one period of layers.
-    """
-
-    def __call__(self, x: Any, **options: Any) -> Any:
-        """Apply all layers: ``deeppcr.forward(stack, x, **options)``."""
-        return forward(self, x, **options)
-
-    def __len__(self) -> int:
-        return self.length * self.period
+from deeppcr.layers.parts import LayerCode, NotApart, take_apart
+from deeppcr.layers.reading import listed, types_of
+from deeppcr.layers.segments import longest_run, shapes
+from deeppcr.layers.stack import Stack, stack_layers
 
 
 def stack(layers: Any, x: Any = None) -> Stack:
@@ -71,8 +44,33 @@ def stack(layers: Any, x: Any = None) -> Stack:
         >>> jax.tree.map(jnp.shape, stacked.arrays)
         [(3, 3)]
     """
-    run = repeated(layers, x)
-    return Stack(run.arrays, run.code, run.shared, run.length)
+    if isinstance(layers, Stack):
+        return layers
+    parts = list[tuple[LayerCode, list[Any]]]()
+    holders = list[list[Any]]()
+    for number, layer in enumerate(listed(layers)):
+        holders.append([])
+        try:
+            parts.append(take_apart(layer, holders[-1]))
+        except NotApart as error:
+            raise TypeError(
+                f"layers[{number}] cannot be taken apart into code and arrays: {error}; "
+                "deeppcr.forward(layers, x) takes any."
+            ) from error
+    if not parts:
+        raise ValueError("layers is empty, expected at least one layer.")
+    period, length = longest_run([(code, types_of(arrays)) for code, arrays in parts])
+    unlike = period * length
+    if unlike == len(parts):
+        unlike = 0
+        run = stack_layers(parts, period, holders)
+        if x is None or shapes(run.check(x)) == shapes(x):
+            return run
+    raise ValueError(
+        f"layers[{unlike}] is not like the layers before it (other code, shapes or dtypes), or "
+        "changes the shape of the state; expected equal layers, or layers with a period, that "
+        "return what they take. deeppcr.forward(layers, x) takes any."
+    )
 
 
 def unstack(stacked: Stack) -> list[Any]:

@@ -93,23 +93,20 @@ def numbers(default: tuple[float, ...] | None) -> Field:
     )
 
 
+# How a field follows from its default, by the type of that.
+FIELDS: Mapping[type, Callable[[Any], Field]] = {
+    bool: flag,
+    int: count,
+    float: number,
+    type(None): number,
+    tuple: lambda values: one_of(*values),
+    Field: lambda field: field,
+}
+
+
 def fields_of(**defaults: Any) -> dict[str, Field]:
     """Fields by their defaults: a flag, an integer >= 1, a number, one of several; or a field."""
-
-    def field(default: Any) -> Field:
-        match default:
-            case Field():
-                return default
-            case tuple():
-                return one_of(*default)
-            case bool():
-                return flag(default)
-            case int():
-                return count(default)
-            case _:
-                return number(default)
-
-    return {name: field(default) for name, default in defaults.items()}
+    return {name: FIELDS[type(default)](default) for name, default in defaults.items()}
 
 
 def read_config(config: Any) -> dict[str, Any]:

@@ -48,9 +48,8 @@ def continuous_grid(config: Config, steps: int) -> tuple[np.ndarray, np.ndarray]
     sigmas = np.interp(times, np.arange(len(trained)), trained)
     if config.get("interpolation_type") == "log_linear":
         sigmas = np.exp(np.linspace(np.log(trained[-1]), np.log(trained[0]), steps + 1))
-    if ramp := find_ramp(config):
-        sigmas = ramp(*_ends(config, sigmas), steps)
-        times = _times_of(trained, sigmas).astype(np.float32)
+    if (curve := ramp(config, sigmas, steps)) is not None:
+        sigmas, times = curve, _times_of(trained, curve).astype(np.float32)
     is_least = config.get("final_sigmas_type") == "sigma_min"
     return times, np.append(sigmas, trained[0] if is_least else 0.0)[: steps + 1]
 
@@ -75,16 +74,15 @@ def solver_grid(
             diffusers.
     """
     total, is_flow = config["num_train_timesteps"], config["use_flow_sigmas"]
-    ramp = find_ramp(config)
     if config["prediction_type"] == "flow_prediction" and not is_flow:
         raise ValueError("prediction_type='flow_prediction' needs use_flow_sigmas=True.")
     trained = training_sigmas(config)
-    if ramp:
-        sigmas = ramp(*_ends(config, trained[::-1]), steps)
-        times = _times_of(trained, sigmas)
+    curve = ramp(config, trained[::-1], steps)
+    if curve is not None:
+        times = _times_of(trained, curve)
         cut = cut or config["use_exponential_sigmas"] or config["use_beta_sigmas"]
         times = times if cut else times.round()
-        sigmas = sigmas / (sigmas + 1) if is_flow else sigmas
+        sigmas = curve / (curve + 1) if is_flow else curve
     elif is_flow:
         # Rounded as in diffusers.
         even = (1 - np.linspace(1, 1 / total, steps + 1))[:0:-1] if even is None else even
@@ -105,7 +103,7 @@ def solver_grid(
         times, sigmas = sigmas * total, sigmas.astype(np.float32).astype(np.float64)
     last = 0.0
     if config["final_sigmas_type"] == "sigma_min":
-        last = sigmas[-1] if stays and (ramp or is_flow) else float(trained[0])
+        last = sigmas[-1] if stays and (curve is not None or is_flow) else float(trained[0])
     sigmas = np.append(sigmas, last)
     return times.astype(np.int32), *((1 - sigmas, sigmas) if is_flow else alpha_sigma(sigmas))
 
@@ -150,15 +148,6 @@ def _times_of(trained: np.ndarray, sigmas: np.ndarray) -> np.ndarray:
     width = levels[below] - levels[below + 1]  # float32
     share = np.clip((levels[below] - logarithms) / width, 0, 1)
     return (1 - share) * below + share * (below + 1)
-
-
-def _ends(config: Config, sigmas: np.ndarray) -> tuple[float, float]:
-    """The first and last sigma of a ramp."""
-    first, last = config.get("sigma_max"), config.get("sigma_min")
-    return (
-        float(sigmas[0] if first is None else first),
-        float(sigmas[-1] if last is None else last),
-    )
 
 
 def _left_out(config: Config) -> int:
@@ -207,9 +196,17 @@ RAMPS: dict[str, Ramp] = {
 }
 
 
-def find_ramp(config: Config) -> Ramp | None:
-    """The curve from the first sigma to the last in a configuration, if any."""
+def ramp(config: Config, sigmas: np.ndarray, steps: int) -> np.ndarray | None:
+    """``[L]``: the curve of a configuration from the first sigma to the last; None without any.
+
+    The ends are those of ``sigmas``, if the configuration has none.
+    """
     names = [name for name in RAMPS if config.get(name)]
     if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} are True, expected at most one of them.")
-    return RAMPS[names[0]] if names else None
+    if not names:
+        return None
+    first, last = config.get("sigma_max"), config.get("sigma_min")
+    first = float(sigmas[0] if first is None else first)
+    last = float(sigmas[-1] if last is None else last)
+    return RAMPS[names[0]](first, last, steps)

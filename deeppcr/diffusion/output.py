@@ -14,37 +14,12 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
 from deeppcr.diffusion.config import Config
 
 Correction = Callable[[Array], Array]
-
-
-def original_from(
-    prediction: str, alpha: np.ndarray, sigma: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """``(p, q)``: the predicted ``x_0`` is ``p y + q output`` for the model's input ``y``.
-
-    Here ``y = alpha x_0 + sigma noise``.
-    """
-    if prediction == "sample":
-        return np.zeros_like(alpha), np.ones_like(alpha)
-    if prediction == "v_prediction":
-        # output = alpha noise - sigma x_0 (Salimans and Ho, ICLR 2022, appendix D)
-        return alpha, -sigma
-    if prediction == "flow_prediction":
-        # output = noise - x_0, and alpha = 1 - sigma (Lipman et al., ICLR 2023)
-        return np.ones_like(alpha), -sigma
-    if not alpha.all():
-        raise ValueError(
-            "prediction_type='epsilon' with rescale_betas_zero_snr=True: at the last time there is "
-            "only noise, which does not determine the sample. Expected 'sample' or 'v_prediction', "
-            "or a timestep_spacing that leaves out the last time."
-        )
-    return 1 / alpha, -sigma / alpha
 
 
 def find_correction(config: Config) -> Correction | None:

@@ -234,7 +234,7 @@ def _as_chain(
             )
         inputs["noise"] = step_noise(key, table.steps, x_T)
     state = table.begin(x_T)
-    _check_output(conditioned, table, state, inputs, x_T, batch_ndim)
+    _check_output(conditioned, table, x_T, batch_ndim)
     step = named_after(model)(table.step(conditioned))
 
     options: dict[str, Any] = {}
@@ -272,13 +272,10 @@ def bind(model: Model, args: tuple[Any, ...]) -> Model:
     return named_after(model)(lambda x, t: model(x, t, *args)) if args else model
 
 
-def _check_output(
-    model: Model, table: Table, start: Any, inputs: Any, x: Array, batch_ndim: int
-) -> None:
+def _check_output(model: Model, table: Table, x: Array, batch_ndim: int) -> None:
     """Raise unless the model returns an array like ``x``, before anything is compiled."""
-    at = jax.tree.map(of_step, inputs)
-    evaluate = named_after(model)(lambda state, at: table.evaluate(model, state, at))
-    output = jax.eval_shape(evaluate, start, at)
+    evaluate = named_after(model)(lambda x, t: model(x, t))  # jax keeps results of one function
+    output = jax.eval_shape(evaluate, x, jax.ShapeDtypeStruct((), table.time.dtype))
     if isinstance(output, jax.ShapeDtypeStruct) and jnp.issubdtype(output.dtype, jnp.floating):
         axis = doubled_axis(output, x)
         if axis is not None and axis >= batch_ndim:

@@ -36,7 +36,6 @@ from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.output import (
     Correction,
     find_correction,
-    original_from,
     precise,
     scale_noise,
     split,
@@ -67,6 +66,25 @@ def term(name: str) -> Terms:
 
 # The sample, the model's output, the sample that it predicts, and fresh noise.
 X, OUTPUT, X0, NOISE = map(term, ("x", "m", "x0", "noise"))
+
+
+def original_from(prediction: str, y: Terms, alpha: np.ndarray, sigma: np.ndarray) -> Terms:
+    """The predicted ``x_0``, from the output and its input, ``y = alpha x_0 + sigma noise``."""
+    if prediction == "sample":
+        return 0.0 * y + OUTPUT
+    if prediction == "v_prediction":
+        # output = alpha noise - sigma x_0 (Salimans and Ho, ICLR 2022, appendix D)
+        return alpha * y - sigma * OUTPUT
+    if prediction == "flow_prediction":
+        # output = noise - x_0, and alpha = 1 - sigma (Lipman et al., ICLR 2023)
+        return y - sigma * OUTPUT
+    if not alpha.all():
+        raise ValueError(
+            "prediction_type='epsilon' with rescale_betas_zero_snr=True: at the last time there is "
+            "only noise, which does not determine the sample. Expected 'sample' or 'v_prediction', "
+            "or a timestep_spacing that leaves out the last time."
+        )
+    return 1 / alpha * y - sigma / alpha * OUTPUT
 
 
 def by_step(rows: list[Terms]) -> Terms:
@@ -210,8 +228,8 @@ def tabulate(
         }
 
     correct = find_correction(config)
-    p, q = original_from(config["prediction_type"], scale * alpha, scale * sigma)
-    predict = scale * p * X + q * OUTPUT
+    kind = config["prediction_type"]
+    predict = original_from(kind, scale * X, scale * alpha, scale * sigma)
     rows = {}
     for name, terms in update.items():
         row = Terms(terms)

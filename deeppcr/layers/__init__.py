@@ -2,23 +2,16 @@
 
 from deeppcr.layers.forward import vector_batch
 from deeppcr.layers.reading import is_sequential
-from deeppcr.layers.repeated import Repeated
-from deeppcr.layers.segments import (
-    Description,
-    describe,
-    describe_segments,
-    repeated,
-    segments_of,
-)
+from deeppcr.layers.segments import Description, describe, divide, programs_of
+from deeppcr.layers.stack import Stack
 
 __all__ = [
     "Description",
-    "Repeated",
+    "Stack",
     "describe",
-    "describe_segments",
+    "divide",
     "is_sequential",
-    "repeated",
-    "segments_of",
+    "programs_of",
     "vector_batch",
 ]
 

@@ -14,6 +14,7 @@ from deeppcr.extend import (
     MethodOption,
     always_loops,
     check_batch,
+    describe,
     find_adjoint,
     find_method,
     floating,
@@ -22,9 +23,10 @@ from deeppcr.extend import (
     partition,
     unknown_keyword,
 )
-from deeppcr.layers.reading import Layer, call, listed, read
-from deeppcr.layers.repeated import Repeated
-from deeppcr.layers.segments import Segment, is_short, segments
+from deeppcr.layers.parts import as_callable
+from deeppcr.layers.reading import Layer, listed, name_of, read
+from deeppcr.layers.segments import Segment, divide, is_short
+from deeppcr.layers.stack import Stack, in_order
 
 # Up to so many layers a list is its loop, and nothing is traced to find chains.
 FEW_LAYERS = 64
@@ -99,18 +101,18 @@ def forward(
         _check_input(x, axes)
         return axes
 
-    def run(segment: Segment, x: Any) -> Any:
-        if segment.reason:
-            return segment.one_by_one(x)
-        axes = checked(x)
-        if is_quick and is_short(segment.layers):
-            return segment.one_by_one(x)
-        repeated = segment.stacked()
-        if is_quick and not is_eager(repeated.inputs):
-            return repeated.scan(x)
-        return solve(repeated.chain, x, batch_ndim=axes, **options).value
+    def run(segment: Segment, programs: Sequence[Layer], x: Any) -> Any:
+        axes = 0 if segment.reason else checked(x)
+        consecutive = programs[segment.start : segment.stop]
+        if segment.reason or (is_quick and is_short(consecutive)):
+            return in_order(consecutive, x)
+        stacked = segment.stack(programs)
+        if is_quick and not is_eager(stacked.inputs):
+            step = lambda x, own: (stacked.step(x, own), None)  # noqa: E731
+            return jax.lax.scan(step, x, stacked.inputs, stacked.length)[0]
+        return solve(stacked.chain, x, batch_ndim=axes, **options).value
 
-    if isinstance(layers, Repeated):
+    if isinstance(layers, Stack):
         layers.check(x)
         layers = layers.chain
     if isinstance(layers, Chain):
@@ -123,8 +125,8 @@ def forward(
     start = 0
     while start < len(every_layer):
         programs, called = _first_programs(every_layer[start:], x, is_quick)
-        for segment in segments(programs, start):
-            x = run(segment, x)
+        for segment in divide(programs):
+            x = run(segment, programs, x)
         start += len(programs)
         x = _call(every_layer[start : start + called], x, start)
         start += called
@@ -132,9 +134,20 @@ def forward(
 
 
 def _call(layers: Sequence[Any], x: Any, start: int = 0) -> Any:
-    """Call layers one by one; ``start`` is the index of the first, which errors name."""
+    """Call layers one by one; ``start`` is the index of the first.
+
+    Errors, whose type does not change, name the layer and its input.
+    """
     for number, layer in enumerate(layers, start):
-        x = call(layer, x, number)
+        try:
+            x = as_callable(layer)(x)
+        except Exception as error:
+            where = f"layers[{number}] ({name_of(layer)}) was given {describe(x)}"
+            if type(error) in (TypeError, ValueError):
+                error.args = (f"{where}: {error}",)
+            else:  # of a class of its own, whose arguments may mean anything
+                error.add_note(where)
+            raise
     return x
 
 

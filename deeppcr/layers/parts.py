@@ -13,7 +13,7 @@ import enum
 import functools
 import sys
 import types
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any
 
@@ -75,16 +75,10 @@ class LayerCode:
         """The whole, with the next ``arrays``."""
         if self.make is None:
             return next(arrays)
-        return self.make(build(self.parts, arrays))
+        return self.make([part.build(arrays) for part in self.parts])
 
 
 ARRAY = LayerCode("array")
-
-
-def build(codes: Iterable[LayerCode], arrays: Iterable[Any]) -> list[Any]:
-    """Values of these codes, with the ``arrays`` of the first, of the second, ..."""
-    source = iter(arrays)
-    return [code.build(source) for code in codes]
 
 
 class Identity:
@@ -106,8 +100,6 @@ class Identity:
 def key_of(value: Any) -> Hashable:
     """A key, equal for two values if no program can tell them apart, as it can 1 and True."""
     kind: Any = type(value)
-    if kind is LayerCode:
-        return kind, value
     if kind in (tuple, list):
         return kind, tuple(map(key_of, value))
     if kind is dict:
@@ -124,28 +116,28 @@ def take_apart(layer: Any, holders: list[Any] | None = None) -> tuple[LayerCode,
 
     Args:
         layer: the layer, which is trusted to do nothing but compute.
-        holders: gets, for each array, the variables that hold it: of Python, which functions close
-            over, and of flax nnx. Those that are one object are one variable.
+        holders: gets, for each array, the variable that holds it: of Python, which functions close
+            over, or of flax nnx; else the layer. Two that are one object are one variable.
 
     Raises:
         NotApart: a part has an unknown kind.
     """
     arrays: list[Any] = []
 
-    def split(value: Any, held: tuple[Any, ...] = ()) -> LayerCode:
+    def split(value: Any, holder: Any) -> LayerCode:
         is_numbers = type(value) is np.ndarray and value.dtype.kind in "fcV"
         if is_numbers or isinstance(value, jax.Array):
             arrays.append(value)
             if holders is not None:
-                holders.append(held)
+                holders.append(holder)
             return ARRAY
         key, parts, make = _composite(value)
         if isinstance(value, (types.CellType, variable)):
-            held = *held, value
-        return LayerCode(key, tuple(split(part, held) for part in parts), make)
+            holder = value
+        return LayerCode(key, tuple(split(part, holder) for part in parts), make)
 
     variable = getattr(sys.modules.get("flax.nnx"), "Variable", ())
-    return split(as_callable(layer)), arrays
+    return split(as_callable(layer), layer), arrays
 
 
 def is_same(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:

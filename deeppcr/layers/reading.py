@@ -120,18 +120,20 @@ def trace_copy(layer: Any, x: Any) -> Layer:
 
 
 def trace_layer(layer: Callable[[Any], Any], x: Any) -> Layer:
-    """The program of a layer that takes arrays of the types ``x``."""
-    # A new function each time: jax keeps the program of one that it knows, and runs no code.
-    closed, shapes = jax.make_jaxpr(lambda x: layer(x), return_shape=True)(x)
+    """The program of a layer that takes arrays of the types ``x``.
+
+    ``layer`` is new each time: jax keeps the program of a function that it knows, and runs no code.
+    """
+    closed, shapes = jax.make_jaxpr(layer, return_shape=True)(x)
     program, arrays = with_operands(closed)
     takes, returns = jax.tree.structure(x), jax.tree.structure(shapes)
 
     def make(arrays: list[Any]) -> Callable[[Any], Any]:
-        def run(x: Any) -> Any:
+        def call(x: Any) -> Any:
             results = jaxpr_as_fun(program)(*arrays, *jax.tree.leaves(x))
             return jax.tree.unflatten(returns, results)
 
-        return run
+        return call
 
     every = equations(without_constants(closed))
     acts = ""
@@ -197,19 +199,11 @@ def is_sequential(layers: Any) -> bool:
     return False
 
 
-def call(layer: Any, x: Any, number: int) -> Any:
-    """``layer(x)``; an error, whose type does not change, names the layer and its input."""
-    try:
-        return as_callable(layer)(x)
-    except Exception as error:
-        called = layer[0] if is_pair(layer) else layer
-        while isinstance(called, partial):  # of functools, or of jax.tree_util
-            called = called.func
-        is_class = isinstance(called, type)
-        name = describe(called) if is_class else getattr(called, "__name__", type(called).__name__)
-        where = f"layers[{number}] ({name}) was given {describe(x)}"
-        if type(error) in (TypeError, ValueError):
-            error.args = (f"{where}: {error}",)
-        else:  # of a class of its own, whose arguments may mean anything
-            error.add_note(where)
-        raise
+def name_of(layer: Any) -> str:
+    """The name of a layer, or of what it calls, in messages."""
+    called = layer[0] if is_pair(layer) else layer
+    while isinstance(called, partial):  # of functools, or of jax.tree_util
+        called = called.func
+    if isinstance(called, type):
+        return describe(called)
+    return str(getattr(called, "__name__", type(called).__name__))

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import jax
 
 from deeppcr.extend import abstract, folded
-from deeppcr.layers.parts import LayerCode, NotApart, take_apart
 from deeppcr.layers.reading import Layer, listed, read, shape_of, types_of
-from deeppcr.layers.repeated import Repeated, stack_layers
+from deeppcr.layers.stack import Stack, stack_layers
 from depth.report import table
 
 LONGEST_PERIOD = 64
@@ -24,28 +23,29 @@ class Segment(NamedTuple):
     """Consecutive layers.
 
     Attributes:
-        layers: the programs of the layers.
         start: the index of the first in the list.
-        period: the number of layers in a step.
         length: the number of steps.
+        period: the number of layers in a step.
         reason: why they run one by one; "" for a chain.
+        state: the types of the first input, and of the last output if it differs, as text.
     """
 
-    layers: Sequence[Layer]
     start: int
-    period: int
     length: int
+    period: int
     reason: str
+    state: str
 
-    def stacked(self) -> Repeated:
-        """The chain."""
-        return stack_layers([(layer.code, layer.arrays) for layer in self.layers], self.period)
+    @property
+    def stop(self) -> int:
+        """The index after the last."""
+        return self.start + self.length * self.period
 
-    def one_by_one(self, x: Any) -> Any:
-        """Run the programs of the layers."""
-        for layer in self.layers:
-            x = layer(x)
-        return x
+    def stack(self, every: Sequence[Layer]) -> Stack:
+        """The chain, of ``every`` layer of the list."""
+        layers = every[self.start : self.stop]
+        parts = [(layer.code, layer.arrays) for layer in layers]
+        return stack_layers(parts, self.period, [arrays for _, arrays in parts])
 
 
 def is_short(layers: Sequence[Layer], count: int | None = None) -> bool:
@@ -54,35 +54,23 @@ def is_short(layers: Sequence[Layer], count: int | None = None) -> bool:
     return equations * (count or len(layers)) <= SHORT * len(layers)
 
 
-class Described(NamedTuple):
-    """A `Segment` without its programs: the number of its ``layers``, and its states as text."""
-
-    layers: int
-    start: int
-    period: int
-    length: int
-    reason: str
-    takes: str
-    returns: str
-
-
 @dataclasses.dataclass(frozen=True)
 class Description:
     """The segments of a list of layers; printed, a table."""
 
-    segments: tuple[Described, ...]
+    segments: Sequence[Segment]
 
     def __str__(self) -> str:
         rows = []
-        for count, start, period, length, reason, takes, returns in self.segments:
-            last = start + count - 1
+        for each in self.segments:
+            last = each.stop - 1
             rows.append(
                 (
-                    str(start) if start == last else f"{start}..{last}",
-                    str(length),
-                    str(period),
-                    takes if takes == returns else f"{takes} -> {returns}",
-                    f"sequential: {reason}" if reason else "a chain",
+                    str(last) if each.start == last else f"{each.start}..{last}",
+                    str(each.length),
+                    str(each.period),
+                    each.state,
+                    f"sequential: {each.reason}" if each.reason else "a chain",
                 )
             )
         head = "layers", "steps", "layers per step", "state", ""
@@ -118,21 +106,12 @@ def describe(layers: Any, x: Any) -> Description:
         0       1      1                float32[3]  sequential: no equal neighbour
         1..100  100    1                float32[3]  a chain
     """
-    return describe_segments(segments_of(layers, x))
+    return Description(divide(programs_of(layers, x)))
 
 
-def describe_segments(every: Sequence[Segment]) -> Description:
-    """What is known of segments, without their programs."""
-    rows = list[Described]()
-    for each in every:
-        takes, returns = shapes(each.layers[0].takes), shapes(each.layers[-1].returns)
-        rows.append(Described(len(each.layers), *each[1:], takes, returns))
-    return Description(tuple(rows))
-
-
-def segments_of(layers: Any, x: Any) -> list[Segment]:
-    """See `describe`."""
-    every = layers.layers() if isinstance(layers, Repeated) else listed(layers)
+def programs_of(layers: Any, x: Any) -> list[Layer]:
+    """The programs of all layers; the arguments and errors of `describe`."""
+    every = layers.layers() if isinstance(layers, Stack) else listed(layers)
     x, programs = jax.tree.map(abstract, x), list[Layer]()
     try:
         for program in read(every, x):
@@ -142,72 +121,28 @@ def segments_of(layers: Any, x: Any) -> list[Segment]:
             f"layers[{len(programs)}] cannot be traced alone: {reason}. deeppcr.forward calls it "
             "directly, and traces later layers after that."
         ) from reason
-    return segments(programs)
+    return programs
 
 
-def repeated(layers: Any, x: Any = None) -> Repeated:
-    """The one chain that all ``layers`` form, trusted to do nothing but compute.
-
-    Args:
-        layers: as in `deeppcr.forward`.
-        x: the input of the first layer. Without it, there is no trial.
-
-    Raises:
-        ValueError: there are no layers, or they do not form one chain; the message names the first
-            layer that differs. Or a trial shows that a layer has effects.
-        TypeError: a layer cannot be taken apart.
-    """
-    if isinstance(layers, Repeated):
-        return layers
-    parts = list[tuple[LayerCode, list[Any]]]()
-    same = list[list[Any]]()
-    for number, layer in enumerate(listed(layers)):
-        holders: list[Any] = []
-        try:
-            parts.append(take_apart(layer, holders=holders))
-        except NotApart as error:
-            raise TypeError(
-                f"layers[{number}] cannot be taken apart into code and arrays: {error}; "
-                "deeppcr.forward(layers, x) takes any."
-            ) from error
-        same.append([(layer, *held) for held in holders])
-    if not parts:
-        raise ValueError("layers is empty, expected at least one layer.")
-    period, length = _longest_run([(code, types_of(arrays)) for code, arrays in parts])
-    unlike = period * length
-    if unlike == len(parts):
-        unlike = 0
-        run = stack_layers(parts, period, same)
-        if x is None or shapes(run.check(x)) == shapes(x):
-            return run
-    raise ValueError(
-        f"layers[{unlike}] is not like the layers before it (other code, shapes or dtypes), or "
-        "changes the shape of the state; expected equal layers, or layers with a period, that "
-        "return what they take. deeppcr.forward(layers, x) takes any."
-    )
-
-
-def segments(layers: Sequence[Layer], offset: int = 0) -> list[Segment]:
-    """Divide ``layers`` into chains, with the shortest periods, and single layers.
-
-    ``offset``: the index of the first in the list.
-    """
+def divide(layers: Sequence[Layer]) -> list[Segment]:
+    """Divide ``layers`` into chains, with the shortest periods, and single layers."""
     divided = list[Segment]()
     start = 0
     kinds = [object() if layer.alone else layer.code for layer in layers]
     while start < len(layers):
-        period, length = _longest_run(kinds[start:])
-        layer = layers[start]
-        reason = "" if length > 1 else layer.alone or ALONE
-        if reason == ALONE and types_of(layer.takes) != types_of(layer.returns):
+        period, length = longest_run(kinds[start:])
+        first, last = layers[start], layers[start + period * length - 1]
+        reason = "" if length > 1 else first.alone or ALONE
+        if reason == ALONE and types_of(first.takes) != types_of(first.returns):
             reason = "it changes shape or dtype"
-        part = layers[start : start + period * length]
-        divided.append(Segment(part, offset + start, period, length, reason))
+        takes, returns = shapes(first.takes), shapes(last.returns)
+        state = takes if takes == returns else f"{takes} -> {returns}"
+        divided.append(Segment(start, length, period, reason, state))
         start += period * length
     return divided
 
 
-def _longest_run(kinds: Sequence[Any]) -> tuple[int, int]:
+def longest_run(kinds: Sequence[Any]) -> tuple[int, int]:
     """The period and the steps of the longest chain from the first on; (1, 1) for none."""
     best = (1, 1)
     for period in range(1, min(LONGEST_PERIOD, len(kinds) // 2) + 1):

@@ -20,10 +20,11 @@ from deeppcr.chain.kept import keeping
 from deeppcr.checks import check_type, describe, named_after, no_array
 from deeppcr.choose import AdjointOption, Method, left_to_jax
 from deeppcr.layers import (
-    Repeated,
-    describe_segments,
+    Description,
+    Stack,
+    divide,
     is_sequential,
-    segments_of,
+    programs_of,
     vector_batch,
 )
 from deeppcr.programs.calls import is_jit_disabled, with_operands
@@ -242,7 +243,7 @@ def instance_of(
     _check_arrays("init", init)
     _check_arrays("xs", xs)
     is_chain = isinstance(program, Chain)
-    is_layers = isinstance(program, Repeated) or is_sequential(program) or not callable(program)
+    is_layers = isinstance(program, Stack) or is_sequential(program) or not callable(program)
     if (is_chain or is_layers) and not (xs is None is length and not reverse):
         raise TypeError(
             "xs, length or reverse was given, but program is a "
@@ -264,15 +265,16 @@ def instance_of(
         length, xs = chain_length(xs, length, "xs"), jax.tree.map(_reversed, xs) if reverse else xs
         chain = Chain(named_after(program)(lambda z, x: program(z, x)[0]), xs, length)
         return Instance(chain, program, init, batch_ndim or 0, "init")
-    found = segments_of(program, init)
+    every = programs_of(program, init)
+    found = divide(every)
     chains = [segment for segment in found if not segment.reason]
     if not chains:
-        table = describe_segments(found)
+        table = Description(found)
         raise ValueError(f"there is no chain: no two neighbouring layers are alike.\n{table}")
-    segment = max(chains, key=lambda segment: len(segment.layers))
-    run, state = segment.stacked(), init
+    segment = max(chains, key=lambda segment: segment.stop - segment.start)
+    run, state = segment.stack(every), init
     if segment.start:
-        state = jax.tree.map(_shape, segment.layers[0].takes)
+        state = jax.tree.map(_shape, every[segment.start].takes)
     batch = vector_batch(state) if batch_ndim is None else batch_ndim
     return Instance(run.chain, with_outputs(run.step), state, batch, "x")
 

@@ -21,7 +21,7 @@ from deeppcr.choose import (
     find_method,
     left_to_jax,
 )
-from deeppcr.layers import Repeated
+from deeppcr.layers import Stack
 from deeppcr.linearize import LinearizationChoice, choose_linearization
 from deeppcr.loops import ITERATION
 from deeppcr.lower import expecting, obstacle
@@ -279,7 +279,7 @@ def plan(
     if platform in ("cpu", "tpu"):
         numbers = compiled(ours, platform), compiled(plain, platform)
         facts["compiles"] = "{} kernels of a gradient; jax.lax.scan {}".format(*numbers)
-    if platform == "cpu" and instance.name == "x" and not isinstance(program, Repeated):
+    if platform == "cpu" and instance.name == "x" and not isinstance(program, Stack):
         facts["note"] = OF_LIST
     elif platform == "cuda" and (why := obstacle()):
         facts["note"] = why

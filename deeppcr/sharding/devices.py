@@ -24,7 +24,7 @@ MeshAxis = str | tuple[str, ...]
 """The name of a mesh axis, or several, of which the first varies slowest."""
 
 
-def check_mesh_axis(mesh: Any, axis: Any, name: str = "axis") -> None:
+def check_mesh_axis(mesh: Any, axis: Any) -> None:
     """Raise unless ``mesh`` is a mesh and ``axis`` names one of its axes, or several in a tuple."""
     meshes = jax.sharding.Mesh | jax.sharding.AbstractMesh
     check_type("mesh", mesh, meshes, "a jax.sharding.Mesh, as jax.make_mesh returns")
@@ -32,14 +32,9 @@ def check_mesh_axis(mesh: Any, axis: Any, name: str = "axis") -> None:
     if not names or any(part not in mesh.axis_names for part in names):
         axes = ", ".join(map(repr, mesh.axis_names))
         raise ValueError(
-            f"{name} is {axis!r}, and the mesh has the axes {axes}; "
+            f"axis is {axis!r}, and the mesh has the axes {axes}; "
             "expected one of them, or a tuple of some."
         )
-
-
-def count_devices(mesh: Any, axis: MeshAxis) -> int:
-    """The number of devices along an axis."""
-    return math.prod(mesh.shape[name] for name in names_of(axis))
 
 
 def names_of(axis: MeshAxis) -> tuple[str, ...]:
@@ -62,7 +57,7 @@ class MeshChainAxis(ChainAxis):
     @property
     def size(self) -> int:
         """See `ChainAxis`."""
-        return count_devices(self.mesh, self.mesh_axis)
+        return math.prod(self.mesh.shape[name] for name in names_of(self.mesh_axis))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,17 +81,21 @@ class DeviceAxis(MeshChainAxis):
             pairs = [(target, source) for source, target in pairs]
         return jax.tree.map(lambda leaf: self._sent(leaf, pairs), tree)
 
-    def in_order(self, arrays: list[Array]) -> list[Array]:
-        """See `ChainAxis`: on a descending axis each shard goes to the device at the other end."""
-        if not self.descending:
-            return arrays
+    def mirrored(self, arrays: list[Array]) -> list[Array]:
+        """Each shard on the device at the other end."""
         pairs = [(p, self.size - 1 - p) for p in range(self.size)]
         return [self._sent(x, pairs) for x in arrays]
 
     def _sent(self, x: Array, pairs: list[tuple[int, int]]) -> Array:
-        """Shards of the first devices of these pairs on the second ones."""
-        names, numbers = _device_numbers(self.mesh, self.mesh_axis)
-        return lax.ppermute(x, names, [(numbers[p], numbers[q]) for p, q in pairs])
+        """Shards of the first devices of these pairs on the second ones.
+
+        `jax.lax.ppermute` takes several axes in the order of the mesh, and numbers devices so.
+        """
+        names = names_of(self.mesh_axis)
+        ordered = tuple(name for name in self.mesh.axis_names if name in names)
+        numbers = np.arange(self.size).reshape([self.mesh.shape[name] for name in ordered])
+        numbers = numbers.transpose([ordered.index(name) for name in names]).reshape(-1)
+        return lax.ppermute(x, ordered, [(int(numbers[p]), int(numbers[q])) for p, q in pairs])
 
     def before(self, entry: Array, states: Array) -> Array:
         """See `ChainAxis`."""
@@ -195,18 +194,6 @@ class DeviceAxis(MeshChainAxis):
         )
 
 
-def _device_numbers(mesh: Any, axis: MeshAxis) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Several axes in the order of the mesh, and the numbers of the devices along them.
-
-    As `jax.lax.ppermute` takes both.
-    """
-    names = names_of(axis)
-    ordered = [name for name in mesh.axis_names if name in names]
-    numbers = np.arange(count_devices(mesh, axis)).reshape([mesh.shape[name] for name in ordered])
-    numbers = numbers.transpose([ordered.index(name) for name in names])
-    return tuple(ordered), tuple(numbers.reshape(-1).tolist())
-
-
 T = TypeVar("T")
 
 
@@ -225,8 +212,8 @@ class ChainSharding(MeshChainAxis):
         return dataclasses.replace(self, mesh=with_auto_types(self.mesh))
 
     @property
-    def shard(self) -> ChainAxis:
-        """The chain axis of one device, inside `per_shard`."""
+    def shard(self) -> Any:
+        """The chain axis of one device, inside `per_shard`: a `DeviceAxis`, or a `ChainAxis`."""
         if not self.mesh_axis:
             return ChainAxis(self.backwards)
         return DeviceAxis(self.backwards, self.mesh, self.mesh_axis, self.descending)
@@ -271,7 +258,7 @@ class ChainSharding(MeshChainAxis):
         """See `ChainAxis`: it moves the arrays of a descending chain."""
         if not self.descending:
             return arrays
-        return self.per_shard(self.shard.in_order, (self.along,), self.along)(arrays)
+        return self.per_shard(self.shard.mirrored, (self.along,), self.along)(arrays)
 
     def before(self, entry: Array, states: Array) -> Array:
         """See `ChainAxis`."""

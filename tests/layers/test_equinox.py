@@ -5,22 +5,17 @@ from functools import partial
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import pytest
 
 import deeppcr
-from tests.layers.kinds import X, chains, is_one_chain, loop, options, square
+from tests.layers.kinds import X, chains, loop, same_as_loop, square
 from tests.problems import assert_agree
 
 N = 4
 KEYS = list(jax.random.split(jax.random.key(0), N))
 
 
-def mlps(activation=jax.nn.softplus):
-    return [eqx.nn.MLP(3, 3, 4, 1, activation, key=key) for key in KEYS]
-
-
-def linears():
-    return [eqx.nn.Linear(3, 3, key=key) for key in KEYS]
+def mlps():
+    return [eqx.nn.MLP(3, 3, 4, 1, lambda x: jnp.sin(x), key=key) for key in KEYS]
 
 
 class Residual(eqx.Module):
@@ -35,36 +30,31 @@ class Residual(eqx.Module):
         return x + self.scale * self.act(self.linear(x))
 
 
-LISTS = {
-    "mlp": mlps,
-    "mlp with lambdas": lambda: [
-        m for key in KEYS for m in [eqx.nn.MLP(3, 3, 4, 1, lambda x: jnp.sin(x), key=key)]
-    ],
-    "residual": lambda: [Residual(m, jnp.tanh, 0.5) for m in linears()],
-    "closures": lambda: [lambda x, m=m: m(x) for m in linears()],
-}
+def residuals(*fields):
+    """Modules with these functions, numbers and names."""
+    return [
+        Residual(eqx.nn.Linear(3, 3, key=key), *each)
+        for key, each in zip(KEYS, fields, strict=False)
+    ]
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_lists(name):
-    layers = LISTS[name]()
-    assert_agree(deeppcr.forward(layers, X, **options(list(LISTS).index(name))), loop(layers, X))
-    assert is_one_chain(layers)
+def test_lists():
+    for layers in (mlps(), residuals(*[(jnp.tanh, 0.5)] * N)):
+        assert chains(layers) == [(0, N, 1, "")]
+        same_as_loop(layers, method="newton")
 
 
 def test_unlike_fields():
     """Functions and numbers that are leaves, and static fields."""
-    made = linears()
     for fields in (
         [(jnp.tanh, 0.5), (jnp.sin, 0.5), (jnp.tanh, 0.5)],
-        [(jnp.tanh, 0.5), (jnp.tanh, 0.25), (jnp.tanh, 0.5)],
         [(jnp.tanh, 1), (jnp.tanh, 1.0), (jnp.tanh, -1)],
         [(lambda x: jnp.sin(x), 1.0), (lambda x: jnp.cos(x), 1.0)],
     ):
-        layers = [Residual(m, act, scale) for m, (act, scale) in zip(made, fields, strict=False)]
-        assert_agree(deeppcr.forward(layers, X), loop(layers, X))
-    assert is_one_chain([Residual(made[0], jnp.tanh, 0.5, name) for name in "aab"])  # not read
-    assert len(chains([Residual(made[0], act, 0.5) for act in (jnp.tanh, jnp.tanh, jnp.sin)])) == 2
+        same_as_loop(residuals(*fields), method="sequential")
+    names = residuals((jnp.tanh, 0.5, "a"), (jnp.tanh, 0.5, "b"))
+    assert chains(names) == [(0, 2, 1, "")]  # not read
+    assert len(chains(residuals((jnp.tanh, 0.5), (jnp.tanh, 0.5), (jnp.sin, 0.5)))) == 2
 
 
 def test_filter_grad():

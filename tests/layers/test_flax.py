@@ -67,7 +67,6 @@ class Model(nnx.Module):
 SORTS = {
     "linear": ({}, True),
     "dropout in training": ({"rate": 0.5}, False),
-    "dropout in evaluation": ({"rate": 0.5, "mode": "eval"}, True),
     "statistics in training": ({"norm": True}, False),
     "statistics in evaluation": ({"norm": True, "mode": "eval"}, True),
     "dropout and statistics": ({"norm": True, "rate": 0.5}, False),
@@ -79,17 +78,12 @@ WRAPS = {
     "partials": lambda module: partial(Block.__call__, module),
     "nnx.jit inside": lambda module: lambda x: nnx.jit(lambda module, x: module(x))(module, x),
 }
-
-
 HELD = [
     ("modules", "statistics in evaluation"),
-    ("modules", "dropout and statistics"),
     ("closures", "dropout in training"),
     ("bound methods", "statistics in training"),
     ("partials", "linear"),
-    ("nnx.jit inside", "dropout in training"),
     ("nnx.jit inside", "dropout and statistics"),
-    ("closures", "dropout in evaluation"),
 ]
 
 
@@ -110,8 +104,7 @@ def test_nnx_modules_and_what_holds_them(wrap, sort):
         assert all("changes" in reason for _, _, _, reason in found)
 
 
-@pytest.mark.parametrize("changing", [{}, {"norm": True, "rate": 0.5}], ids=["linear", "changing"])
-def test_nnx_grad(changing):
+def test_nnx_grad():
     """Gradients in the module's own structure, under nnx.jit; statistics as from the loop."""
 
     def step(run, model):
@@ -120,7 +113,7 @@ def test_nnx_grad(changing):
 
         return nnx.jit(lambda model: nnx.value_and_grad(loss)(model))(model)
 
-    made = Model(**changing)
+    made = Model(norm=True, rate=0.5)
     copy = nnx.clone(made)
     agree(
         step(partial(deeppcr.forward, method="newton", adjoint="sequential"), made),
@@ -135,10 +128,6 @@ def test_a_shared_nnx_module_is_not_copied():
         block, BATCH
     )
     assert "8,3,3" not in str(program)
-    gradient = nnx.jit(
-        nnx.grad(lambda block: square(deeppcr.forward([block] * 8, BATCH, adjoint="pcr")))
-    )(block)
-    agree(gradient, nnx.jit(nnx.grad(lambda block: square(loop([block] * 8, BATCH))))(block))
 
 
 class Counter(nnx.Module):
@@ -227,15 +216,13 @@ def test_linen(name):
     assert chains(LINEN[name](), BATCH) == [(0, N, 1, "")]
 
 
-@pytest.mark.parametrize("count", [1, N])
-def test_linen_bound_with_random_numbers(count):
+def test_linen_bound_with_random_numbers():
     """The counter in a bound module advances with every call."""
 
     def run(forward):
-        layers = bound(count, rngs=True, rate=0.5, train=True)
+        layers = bound(rngs=True, rate=0.5, train=True)
         return forward(layers, BATCH), forward(layers, BATCH)
 
-    agree(run(deeppcr.forward), run(loop))
     agree(run(partial(deeppcr.forward, method="newton")), run(loop))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import deeppcr
 from deeppcr import Chain
-from tests.layers.kinds import BATCH, N, X, dense, denses, loop
+from tests.layers.kinds import BATCH, N, X, dense, denses, gradients, loop
 from tests.problems import assert_agree, normal
 
 WEIGHTS = normal(0, N, 3, 3, scale=0.5)
@@ -94,12 +94,8 @@ def test_a_list_that_jit_traces_compiles_quickly(low_limit):
 
 def test_a_long_list_that_compiles_quickly(low_limit):
     layers = denses(100)
-
-    def loss(run, layers, x):
-        return jnp.sum(jnp.sin(run(layers, x)))
-
     actual, expected = (
-        jax.jit(jax.value_and_grad(partial(loss, run), (0, 1)))(layers, BATCH)
+        jax.jit(lambda layers, x, run=run: gradients(run, list, layers, x))(layers, BATCH)
         for run in (deeppcr.forward, loop)
     )
     assert_agree(actual, expected)

@@ -30,8 +30,7 @@ import numpy as np
 from deeppcr.diffusion.config import Config
 from deeppcr.diffusion.grid import integer_times
 from deeppcr.diffusion.noise import alphas_cumprod_at, beta_between, levels
-from deeppcr.diffusion.output import original_from
-from deeppcr.diffusion.table import NOISE, OUTPUT, X0, Table, X, tabulate
+from deeppcr.diffusion.table import NOISE, X0, Table, X, original_from, tabulate
 
 LEAST_VARIANCE = 1e-20
 SIGMA_DATA = 0.5  # of latent consistency models
@@ -70,11 +69,11 @@ def ddim(config: Config, steps: int) -> Table:
     # As in diffusers, the next time is one stride of "leading" spacing away for every spacing.
     next_squares = alphas_cumprod_at(config, times - config["num_train_timesteps"] // steps)
     alpha, sigma = levels(squares)
-    p, q = original_from(config["prediction_type"], alpha, sigma)
+    x_0 = original_from(config["prediction_type"], X, alpha, sigma)
     s = config["eta"] * np.sqrt(
         (1 - next_squares) / (1 - squares) * beta_between(squares, next_squares)
     )
-    noise = 1 / sigma * (X - alpha * (p * X + q * OUTPUT))
+    noise = 1 / sigma * (X - alpha * x_0)
     x = np.sqrt(next_squares) * X0 + np.sqrt(1 - next_squares - s**2) * noise + s * NOISE
     return tabulate(config, times, alpha, sigma, {"x": x})
 

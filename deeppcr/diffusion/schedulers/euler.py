@@ -87,7 +87,7 @@ def heun(config: Config, steps: int) -> Table:
     step = np.diff(sigmas)[calls // 2]
     derivative = 1 / sigma * (X - X0)
     half = X + step / 2 * derivative
-    start = 1.0 * first * half + 1.0 * ~first * term("y")
+    start = first * half + ~first * term("y")
     x = start + step / 2 * derivative
     return _tabulate(config, times[(calls + 1) // 2], sigmas, sigma, {"x": x, "y": half})
 

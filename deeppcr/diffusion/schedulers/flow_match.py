@@ -12,7 +12,7 @@ image.
 import numpy as np
 
 from deeppcr.diffusion.config import Config
-from deeppcr.diffusion.grid import find_ramp, flow_sigmas, shifted
+from deeppcr.diffusion.grid import flow_sigmas, ramp, shifted
 from deeppcr.diffusion.table import NOISE, OUTPUT, X0, Table, X, tabulate
 
 
@@ -24,8 +24,8 @@ def flow_match(config: Config, steps: int) -> Table:
     # shifting, only once.
     ends = ends if config["use_dynamic_shifting"] else shifted(ends, config["shift"])
     sigmas = flow_sigmas(config, np.linspace(ends[0], ends[1], steps), config["shift"])
-    if ramp := find_ramp(config):
-        sigmas = ramp(sigmas[0], sigmas[-1], steps)
+    if (curve := ramp(config, sigmas, steps)) is not None:
+        sigmas = curve
     if config["invert_sigmas"]:
         sigmas = 1 - sigmas
     next_sigmas = np.append(sigmas[1:], 1.0 if config["invert_sigmas"] else 0.0)

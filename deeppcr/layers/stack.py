@@ -1,4 +1,4 @@
-"""Consecutive equal layers as one chain: stacked once, traced once."""
+"""`Stack`: consecutive equal layers as one chain, stacked once, traced once."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -9,30 +9,44 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import deeppcr
 from deeppcr import Chain
 from deeppcr.extend import of_step, stack_rows
-from deeppcr.layers.parts import LayerCode, build, changes, take_apart
+from deeppcr.layers.parts import LayerCode, changes, take_apart
 from deeppcr.layers.reading import shape_of, trace_layer
 
-STATIC = ["code", "shared", "length"]
 
-
-@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=STATIC)
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["arrays"],
+    meta_fields=["code", "shared", "length"],
+)
 @dataclasses.dataclass(frozen=True)
-class Repeated:
-    """A chain of ``length`` steps, each of one layer or one period: `Dense`, `relu`, ...
+class Stack:
+    """Equal layers, stacked: a callable pytree of arrays ``[L, ...]``. Made by `stack`.
+
+    It works like any pytree of parameters: with `jax.grad`, `jax.jit` with donation, optax,
+    checkpointing, `jax.tree.map`. ``len(stack)`` is the number of layers.
 
     Attributes:
-        arrays: the arrays of a step, stacked on axis 0; an array that all steps share, unstacked.
-        code: that of the list of the layers of a step.
-        shared: for each array, whether all steps share it.
-        length: the number of steps.
+        arrays: the arrays of one step of the chain, stacked on axis 0: ``[L, ...]``. An array that
+            all layers share has no such axis.
+        code: that of the list of the layers of a step (static).
+        shared: for each array, whether all layers share it.
+        length: L, the number of steps; a step is one layer, or one period of layers.
     """
 
     arrays: list[Any]
     code: LayerCode
     shared: tuple[bool, ...]
     length: int
+
+    def __call__(self, x: Any, **options: Any) -> Any:
+        """Apply all layers: ``deeppcr.forward(stack, x, **options)``."""
+        return deeppcr.forward(self, x, **options)
+
+    def __len__(self) -> int:
+        return self.length * self.period
 
     @property
     def period(self) -> int:
@@ -51,32 +65,24 @@ class Repeated:
 
     def step(self, x: Any, own: Sequence[Any]) -> Any:
         """One step, with its ``own`` slices of `inputs`."""
-        for layer in build(self.code.parts, self._arrays(own)):
-            x = layer(x)
-        return x
-
-    def scan(self, x: Any) -> Any:
-        """All steps by `jax.lax.scan`."""
-        body = lambda x, own: (self.step(x, own), None)  # noqa: E731
-        return jax.lax.scan(body, x, self.inputs, self.length)[0]
+        return in_order(self.code.build(iter(self._arrays(own))), x)
 
     def check(self, x: Any) -> Any:
         """What a step returns; `ValueError` if it has effects, which stacked copies would lose."""
-        acts: list[str] = []
+        changed = ""
 
         def step(operands: Any) -> Any:
+            nonlocal changed
             x, arrays = operands
-            y, layers = x, build(self.code.parts, arrays)
+            layers = self.code.build(iter(arrays))
             before = take_apart(layers)
-            for layer in layers:
-                y = layer(y)
-            acts.append(changes(layers, *before))
+            y = in_order(layers, x)
+            changed = changes(layers, *before)
             return y
 
         arrays = self._arrays(list(map(of_step, self.inputs)))
         program = trace_layer(step, jax.tree.map(shape_of, (x, arrays)))
-        reason = acts[0] or program.acts
-        if reason:
+        if reason := changed or program.acts:
             raise ValueError(
                 f"a layer cannot be stacked: {reason}, which would be lost, since stacked "
                 "layers are copies. Switch it to evaluation mode, or call "
@@ -96,6 +102,13 @@ class Repeated:
     def _arrays(self, own: Sequence[Any]) -> list[Any]:
         source, pairs = iter(own), zip(self.arrays, self.shared, strict=True)
         return [array if shared else next(source) for array, shared in pairs]
+
+
+def in_order(layers: Sequence[Any], x: Any) -> Any:
+    """Apply layers one after another."""
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 def _build(
@@ -120,30 +133,32 @@ def _build(
 
 
 def stack_layers(
-    layers: Sequence[tuple[LayerCode, list[Any]]], period: int, same: Sequence[Any] | None = None
-) -> Repeated:
+    layers: Sequence[tuple[LayerCode, list[Any]]], period: int, holders: Sequence[list[Any]]
+) -> Stack:
     """The chain of layers, taken apart, that repeat with the ``period``.
 
-    Arrays that are one object in all steps are shared. ``same``: for each array of each layer, what
-    has to be one object, too, in all steps.
+    Steps share an array that is one object in all of them, and so is what holds it: ``holders``,
+    for each array of each layer.
     """
     starts = range(0, len(layers), period)
 
-    def columns_of(each: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def columns_of(each: Sequence[list[Any]]) -> list[tuple[Any, ...]]:
+        """``each`` has those of a layer."""
         steps = [list(chain.from_iterable(each[i : i + period])) for i in starts]
         return list(zip(*steps, strict=True))
 
     columns = columns_of([arrays for _, arrays in layers])
-    shared = [len(column) > 1 and len(set(map(id, column))) == 1 for column in columns]
-    if same is not None:
-        holders = ([set(map(id, held)) for held in column] for column in columns_of(same))
-        one = [bool(set.intersection(*column)) for column in holders]
-        shared = [both and is_one for both, is_one in zip(shared, one, strict=True)]
+    shared = list(map(_is_one, columns, columns_of(holders)))
     pairs = list(zip(columns, shared, strict=True))
     stacked = iter(_stack([column for column, is_one in pairs if not is_one]))
     arrays = [column[0] if is_one else next(stacked) for column, is_one in pairs]
     code = LayerCode(list, tuple(code for code, _ in layers[:period]), list)
-    return Repeated(list(map(jnp.asarray, arrays)), code, tuple(shared), len(starts))
+    return Stack(list(map(jnp.asarray, arrays)), code, tuple(shared), len(starts))
+
+
+def _is_one(column: Sequence[Any], holders: Sequence[Any]) -> bool:
+    """Whether several arrays are one, held by one."""
+    return len(column) > 1 and len(set(map(id, column))) == len(set(map(id, holders))) == 1
 
 
 def _stack(columns: Sequence[Sequence[Any]]) -> list[Any]:
