@@ -55,7 +55,7 @@ def cut_first(jaxpr: Any, inputs: Collection[Any], outvars: Sequence[Any]) -> li
     def add(atom: Any, cut: Any, results: Sequence[Any]) -> None:
         """Compute slices of a variable from slices of the operands."""
         equation = whole[atom]
-        parts = zip(*[pieces(x, cut) for x in equation.invars], strict=True)
+        parts = zip(*map(partial(pieces, cut=cut), equation.invars), strict=True)
         for part, result in zip(parts, results, strict=True):
             new.append(equation.replace(invars=list(part), outvars=[result]))
 
@@ -65,13 +65,14 @@ def cut_first(jaxpr: Any, inputs: Collection[Any], outvars: Sequence[Any]) -> li
         ``cut``: the equation that has these slices of an array of the whole shape.
         """
         shape, of_whole = atom.aval.shape, cut.invars[0].aval.shape
-        is_split = cut.primitive.name == "split"
-        if len(shape) != len(of_whole) or (is_split and shape[cut.params["axis"]] == 1):
+        axis = cut.params.get("axis")  # of a split
+        is_scalar = len(shape) != len(of_whole)
+        if is_scalar or (axis is not None and shape[axis] != of_whole[axis]):
             return [atom] * len(cut.outvars)
         key = atom, _bounds(cut)
         if key not in slices:
-            # Of the type of other operands: their sizes along broadcast axes are read nowhere.
-            slices[key] = [Var(atom.aval.update(shape=y.aval.shape)) for y in cut.outvars]
+            # Sizes along broadcast axes are read nowhere.
+            slices[key] = [Var(y.aval.update(dtype=atom.aval.dtype)) for y in cut.outvars]
             if atom in whole:
                 add(atom, cut, slices[key])
             else:
@@ -182,8 +183,7 @@ def _with_splits(equations: Sequence[Any]) -> list[Any]:
                 split = first.replace(primitive=lax.split_p, outvars=results)
                 by_slice |= dict.fromkeys(map(id, parts.values()))
                 by_slice[id(first)] = split.replace(params={"sizes": sizes, "axis": axis})
-    replaced = [by_slice.get(id(equation), equation) for equation in equations]
-    return [equation for equation in replaced if equation is not None]
+    return list(filter(None, [by_slice.get(id(each), each) for each in equations]))
 
 
 def _bounds(equation: Any) -> tuple[Bounds, ...]:

@@ -12,8 +12,7 @@ of what is late.
 
 Affine is linear, plus what is independent of the state. Then all steps are one linear recurrence,
 which Newton's method solves in one iteration. The proof (`is_affine`) follows the state through the
-program: every value is affine in it or independent of it; anything else ends the proof, and so does
-a derivative that is not jax's own.
+program: its results have to be affine in it or independent of it, with jax's own derivatives.
 """
 
 import operator
@@ -38,6 +37,8 @@ from depth.jaxprs import (
     without_constants,
 )
 from depth.primitives import primitive
+
+AFFINE, OTHER = 1, 2  # degrees: how a value depends on the state
 
 
 class Split(NamedTuple):
@@ -126,84 +127,78 @@ def results_of(equations: Iterable[Any]) -> list[Any]:
 
 def follow(
     closed: Any,
-    inputs: Sequence[bool],
-    rule: Callable[[Any, list[bool]], Sequence[bool] | None],
-) -> list[bool]:
-    """Which results of a program depend on something, from which inputs do. Calls are entered.
+    degrees: Sequence[int],
+    rule: Callable[[Any, list[int]], Sequence[int] | None],
+) -> list[int]:
+    """How the results of a program depend on something, from how its inputs do: 0 for not at all.
 
-    ``rule(equation, operands)``: the same of an equation with an operand that does; None to follow
-    it as others.
+    Calls are entered, and a result depends as the operand with the highest degree does.
+
+    ``rule(equation, degrees)``: those of the results of an equation with an operand that depends;
+    None to follow it as others.
     """
 
-    def results(equation: Any, operands: list[bool]) -> Sequence[bool]:
+    def results(equation: Any, operands: list[int]) -> Sequence[int]:
         answer = rule(equation, operands) if any(operands) else None
         if answer is not None:
             return answer
         inner = called(equation)
         if inner is not None:
             return follow(inner, operands, rule)
-        return [any(operands)] * len(equation.outvars)
+        return [max(operands, default=0)] * len(equation.outvars)
 
     jaxpr = without_constants(closed)
-    depends = dict.fromkeys(jaxpr.constvars, False) | dict(zip(jaxpr.invars, inputs, strict=True))
-    return interpret(jaxpr, depends, jaxpr.outvars, results, lambda _: False)
+    start = dict.fromkeys(jaxpr.constvars, 0) | dict(zip(jaxpr.invars, degrees, strict=True))
+    return interpret(jaxpr, start, jaxpr.outvars, results, lambda _: 0)
 
 
 def is_affine(program: Any, states: int) -> bool:
     """Whether the first ``states`` results are affine in as many inputs, with jax's derivatives."""
-    inputs = [i < states for i in range(len(program.invars))]
-    try:
-        follow(program._replace(outvars=program.outvars[:states]), inputs, _affine)
-    except _NotAffine:
-        return False
-    return True
+    degrees = [AFFINE if i < states else 0 for i in range(len(program.invars))]
+    results = follow(program._replace(outvars=program.outvars[:states]), degrees, _degrees)
+    return max(results, default=0) <= AFFINE
 
 
-class _NotAffine(Exception):
-    """A failed proof."""
-
-
-def _affine(equation: Any, operands: list[bool]) -> list[bool] | None:
-    """Which results of an equation depend on the state, from which operands do."""
+def _degrees(equation: Any, operands: list[int]) -> list[int] | None:
+    """Those of the results of an equation in the state."""
     name, params = equation.primitive.name, equation.params
-    if primitive(equation).kind == "derivative rule" or name == "stop_gradient":
-        raise _NotAffine
-    if name == "cond" and not operands[0]:
-        branches = [follow(branch, operands[1:], _affine) for branch in params["branches"]]
-        return list(map(any, zip(*branches, strict=True)))
     if name == "scan":
         return _of_a_loop(equation, operands)
-    if called(equation) is None and not _is_linear(equation, operands):
-        raise _NotAffine
+    if name == "cond" and not operands[0]:
+        branches = [follow(branch, operands[1:], _degrees) for branch in params["branches"]]
+        return list(map(max, zip(*branches, strict=True)))
+    has_rule = primitive(equation).kind == "derivative rule" or name == "stop_gradient"
+    if has_rule or (called(equation) is None and not _is_linear(equation, operands)):
+        return [OTHER] * len(equation.outvars)
     return None
 
 
-def _of_a_loop(equation: Any, operands: list[bool]) -> list[bool]:
-    """The same of a loop: trips are followed until no more of the carry depends on the state."""
+def _of_a_loop(equation: Any, operands: list[int]) -> list[int]:
+    """Those of a loop: trips are followed until the carry depends on the state as before."""
     constants, carry, _ = scan_parts(equation)
     end = constants + carry
     state = operands[constants:end]
     while True:
         trip = [*operands[:constants], *state, *operands[end:]]
-        results = follow(equation.params["jaxpr"], trip, _affine)
-        after = list(map(operator.or_, state, results))
+        results = follow(equation.params["jaxpr"], trip, _degrees)
+        after = list(map(max, state, results))
         if after == state:
             return [*state, *results[carry:]]
         state = after
 
 
-def _is_linear(equation: Any, operands: list[bool]) -> bool:
+def _is_linear(equation: Any, operands: list[int]) -> bool:
     """Whether an equation is linear in the operands that depend on the state, all together."""
     name, params = equation.primitive.name, equation.params
     if name == "custom_linear_solve":
         return not any(operands[: sum(params["const_lengths"])])
     if not all(jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in equation.outvars):
         return False
-    is_alone = sum(operands) == 1
+    is_alone = sum(map(bool, operands)) == 1
     by_name = {
         "jointly": True,
         "each": is_alone,
-        "first": is_alone and operands[0],
-        "last": is_alone and operands[-1],
+        "first": is_alone and bool(operands[0]),
+        "last": is_alone and bool(operands[-1]),
     }
     return by_name.get(primitive(equation).linear, False)

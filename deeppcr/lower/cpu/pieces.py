@@ -83,7 +83,12 @@ def _cut_equally(equation: Any, operands: list[Any]) -> list[Any]:
 
     is_known = is_eager(operands)
     starts = offsets() if is_known else lax.cond(lax.optimization_barrier(False), offsets, offsets)
-    cut = partial(lax.dynamic_slice_in_dim, operands[0], axis=axis, allow_negative_indices=False)
+    return _cut(operands[0], starts, tuple(sizes), axis)
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def _cut(array: Array, starts: Sequence[Any], sizes: Sequence[int], axis: int) -> list[Array]:
+    cut = partial(lax.dynamic_slice_in_dim, array, axis=axis, allow_negative_indices=False)
     return list(map(cut, starts, sizes))
 
 

@@ -292,7 +292,7 @@ def own_filters(program: Program, shared: Collection[Any]) -> frozenset[Any]:
         return frozenset()
     results: set[Any] = set()
 
-    def note(equation: Any, differ: list[bool]) -> None:
+    def note(equation: Any, differ: list[int]) -> None:
         if _has_patches(equation) and differ[1]:
             results.add(equation.outvars[0])
 
