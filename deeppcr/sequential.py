@@ -117,8 +117,6 @@ def fused_step(chain: TracedChain) -> FusedStep:
     """
     if chain.axis.is_sharded:
         raise CannotFuse("the chain is sharded over a mesh")
-    if chain.obstacle:
-        raise CannotFuse(chain.obstacle.reason)
     step, program = chain.step, chain.step.evaluated
     # The outputs are the states.
     program = program._replace(outvars=program.outvars[: step.states] * 2)
