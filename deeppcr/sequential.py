@@ -117,8 +117,6 @@ def fused_step(chain: TracedChain) -> FusedStep:
     """
     if chain.axis.is_sharded:
         raise CannotFuse("the chain is sharded over a mesh")
-    if chain.obstacle:
-        raise CannotFuse(chain.obstacle.reason)
     states, program = chain.step.states, chain.step.evaluated
     program = program._replace(outvars=program.outvars[:states])
     return FusedStep.of(program, states, chain.layout.batch_shape)

@@ -73,14 +73,6 @@ def with_weak_type(x: Any, weak: bool) -> Any:
     return lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
 
 
-def on_one_device(x: Any) -> Any:
-    """The type of an array, but for how a mesh with `Explicit` axes shards it."""
-    aval = abstract(x)
-    if getattr(aval, "sharding", None) is None or aval.sharding.mesh.manual_axes:
-        return aval
-    return aval.update(sharding=None)
-
-
 def avals_of(atoms: Iterable[Any]) -> list[Any]:
     """The types of variables of a program."""
     return list(map(operator.attrgetter("aval"), atoms))

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.arrays.avals import avals_of, explicit_mesh, of_step, on_one_device, varying_axes
+from deeppcr.arrays.avals import abstract, avals_of, explicit_mesh, of_step, varying_axes
 from deeppcr.arrays.state import Leaves, StateLayout, cast, check_batch
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain.carry import Carry
@@ -220,7 +220,7 @@ class TracedChain:
     def abstract(self) -> "TracedChain":
         """The same with shapes for arrays, and without the user's function: safe to keep."""
         kept = dataclasses.replace(self, function=None, adapt=None)
-        return jax.tree.map(on_one_device, kept)
+        return jax.tree.map(abstract, kept)
 
     @property
     def mapped(self) -> tuple[int, ...]:

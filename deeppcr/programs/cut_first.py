@@ -69,14 +69,15 @@ def cut_first(jaxpr: Any, inputs: Collection[Any], outvars: Sequence[Any]) -> li
         is_scalar = len(shape) != len(of_whole)
         if is_scalar or (axis is not None and shape[axis] != of_whole[axis]):
             return [atom] * len(cut.outvars)
+        # Sizes along broadcast axes are read nowhere.
+        results = [Var(y.aval.update(dtype=atom.aval.dtype)) for y in cut.outvars]
+        if atom not in whole:
+            new.append(_sliced(atom, cut, results))
+            return results
         key = atom, _bounds(cut)
         if key not in slices:
-            # Sizes along broadcast axes are read nowhere.
-            slices[key] = [Var(y.aval.update(dtype=atom.aval.dtype)) for y in cut.outvars]
-            if atom in whole:
-                add(atom, cut, slices[key])
-            else:
-                new.append(_sliced(atom, cut, slices[key]))
+            slices[key] = results
+            add(atom, cut, results)
         return slices[key]
 
     for equation in equations:
