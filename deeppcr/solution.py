@@ -193,9 +193,8 @@ def _looked_through(states: list[Any], stats: Stats, result: Array) -> tuple[Sta
     for leaf in states:
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
             is_finite = jnp.isfinite(leaf).all(axis=range(1, leaf.ndim))
-            index = jnp.arange(leaf.shape[0], dtype=jnp.int32)
-            first = jnp.where(is_finite, length, index).min(initial=jnp.iinfo(jnp.int32).max)
-            finite = jnp.minimum(finite, first)
+            first_false = lax.argmin(jnp.append(is_finite, False), 0, jnp.int32)
+            finite = jnp.minimum(finite, first_false)
     # An iterate that has not converged may overflow where the program does not.
     not_finite = (finite < length) & (result != jnp.int32(Result.NOT_CONVERGED))
     found = jnp.where(not_finite, jnp.int32(Result.NOT_FINITE), result)
@@ -295,13 +294,12 @@ def _lines(solution: Solution) -> list[str]:
         rows["trajectory"] = f"{length} states"
     if result == Result.NOT_FINITE and stats.finite is not None:
         rows["finite"] = f"{int(stats.finite)} of {length} states"
-    rate = float("nan") if stats.growth_rate is None else float(stats.growth_rate)
-    if np.isfinite(rate):
-        rows["growth rate"] = f"{rate:+.3g} a step"
-    elif stats.growth_rate is not None:
-        rows["growth rate"] = f"none: the result is {rows['result']}"
-        if bool(is_right(solution.result)):
-            rows["growth rate"] = "none: the derivatives of the step are not finite"
+    rate = float("nan")
+    if stats.growth_rate is not None:
+        rate, why = float(stats.growth_rate), f"the result is {rows['result']}"
+        if is_right(solution.result):
+            why = "the derivatives of the step are not finite"
+        rows["growth rate"] = f"{rate:+.3g} a step" if np.isfinite(rate) else f"none: {why}"
     if advice := _advice(stats, method, result, rate, length):
         rows["advice"] = advice
     name = "jax.lax.scan" if method == SolvedBy.SCAN else SolvedBy(method).name.lower()
