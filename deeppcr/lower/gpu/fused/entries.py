@@ -39,7 +39,8 @@ class Entries(NamedTuple):
     """An array, entry by entry.
 
     Attributes:
-        table: of objects, with the shape of the array, but 1 on the axes of the examples.
+        table: the indices of values of `Code`, with the shape of the array, but 1 on the axes of
+            the examples.
         examples: for each batch axis of the state its axis here, or None.
     """
 
@@ -71,9 +72,9 @@ def _constant(value: np.ndarray, apply: Code) -> Entries:
     return Entries(table_of(entries, value.shape), (None,) * apply.batches)
 
 
-def table_of(entries: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
+def table_of(entries: Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
     """A table of entries, in the order of memory."""
-    return np.fromiter(entries, object, len(entries)).reshape(shape)
+    return np.array(entries, np.int64).reshape(shape)
 
 
 def _results(apply: Code, equation: Any, operands: list[Entries]) -> Sequence[Entries]:
@@ -124,17 +125,11 @@ def _narrowed(table: np.ndarray, axes: Axes) -> np.ndarray:
 
 def narrow(table: np.ndarray, axes: Axes) -> np.ndarray:
     """The table with size 1 on those of the axes along which all its entries are the same."""
-    numbers = _numbered(table) if table.dtype == object else table
     for axis in axes:
-        if axis is not None and (numbers == (first := numbers.take([0], axis))).all():
-            numbers = first
-            table = table.take([0], axis)
+        first = table if axis is None else table.take([0], axis)
+        if (table == first).all():
+            table = first
     return table
-
-
-def _numbered(table: np.ndarray) -> np.ndarray:
-    """A number for each entry, which is that of the same object elsewhere."""
-    return np.fromiter(map(id, table.flat), np.int64, table.size).reshape(table.shape)
 
 
 def example_shape(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
@@ -153,7 +148,7 @@ def _computed(apply: Code, equation: Any, operands: list[Entries]) -> list[Entri
     tables, examples = _together(operands, out.aval.ndim)
     rows = np.stack(np.broadcast_arrays(*tables), -1)
     shape = rows.shape[:-1]
-    table = table_of([apply(function, list(rows[k])) for k in np.ndindex(shape)], shape)
+    table = table_of([apply(function, rows[k].tolist()) for k in np.ndindex(shape)], shape)
     table = np.broadcast_to(table, example_shape(out.aval.shape, examples))
     return [Entries(table, examples)]
 
@@ -174,7 +169,7 @@ def _cut(apply: Code, equation: Any, operands: list[Entries]) -> list[Entries]:
     cuts = []
     sizes = zip(equation.params["slice_sizes"], equation.invars[0].aval.shape, strict=True)
     for start, (size, full) in zip(starts, sizes, strict=True):
-        index: Any = start.table.item().constant if size < full else 0
+        index: Any = apply.values[start.table.item()].constant if size < full else 0
         if index is None:
             raise CannotFuse("dynamic_slice from an index that the program computes")
         first = min(max(int(index), 0), full - size)
@@ -189,21 +184,16 @@ def _by_numpy(apply: Code, equation: Any, operands: list[Entries]) -> list[Entri
 def _rearranged(equation: Any, operands: list[Entries], rule: Any) -> list[Entries]:
     """A move of entries: the examples are where the same move puts their numbers."""
     shapes = [x.aval.shape for x in equation.invars[: len(operands)]]
-    tables = [x.table for x in operands]
-    entries = {id(x): x for x in chain(*map(np.ravel, tables))}
-    numbers = rule(equation, list(map(np.broadcast_to, map(_numbered, tables), shapes)))
-    along: list[list[int | None]] = [[] for _ in numbers]
+    tables = [np.broadcast_to(x.table, shape) for x, shape in zip(operands, shapes, strict=True)]
+    moved = rule(equation, tables)
+    along: list[list[int | None]] = [[] for _ in moved]
     for axes in zip(*(x.examples for x in operands), strict=True):
         sizes = {shape[axis] for shape, axis in zip(shapes, axes, strict=True) if axis is not None}
         places = rule(equation, list(map(_places, shapes, axes)))
         for examples, of_result in zip(along, places, strict=True):
             examples.append(_axis_of(equation, of_result, sizes))
-    results = []
-    for of_result, axes in zip(numbers, map(tuple, along), strict=True):
-        narrowed = _narrowed(np.asarray(of_result), axes)
-        table = table_of([entries[x] for x in narrowed.flat], narrowed.shape)
-        results.append(Entries(table, axes))
-    return results
+    results = zip(moved, map(tuple, along), strict=True)
+    return [Entries(_narrowed(np.asarray(table), axes), axes) for table, axes in results]
 
 
 def _places(shape: tuple[int, ...], axis: int | None) -> np.ndarray:

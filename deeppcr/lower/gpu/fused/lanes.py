@@ -169,7 +169,8 @@ class Lanes:
             CannotFuse: a lane has too many instructions.
         """
         self.count = count = code.threads
-        results = [list(map(side_of, slots(list(table.flat), count))) for table in tables]
+        values = np.array(code.values, object)
+        results = [list(map(side_of, slots(values[k.ravel()].tolist(), count))) for k in tables]
         self.reads = defaultdict[int, list[tuple[int, ...]]](list)
         self.reads |= enumerate(slots(range(table.size), count) for table in tables[:states])
         self.shared: list[str] = []

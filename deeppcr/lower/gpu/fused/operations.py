@@ -228,14 +228,14 @@ class Value:
 class Code:
     """The statements of a step; to call it adds one, unless there is the same already.
 
-    So equal entries are the same object, as `deeppcr.lower.gpu.fused.entries.narrow` needs it.
+    An entry is the index of its value here, so equal entries are equal numbers.
 
     Attributes:
         threads: that compute an example.
         batches: the number of batch axes of a state.
         folds: whether products with 0 and 1, and sums with 0, are taken for what they are of finite
             numbers, as in a derivative.
-        values: of the statements.
+        values: of the statements, and constants.
         instructions: that have been counted.
     """
 
@@ -245,52 +245,49 @@ class Code:
         self.instructions = 0
         self.folds = False
         self.values: list[Value] = []
-        self._by_key: dict[Any, Value] = {}
+        self._by_key: dict[Any, int] = {}
 
-    def read(self, place: tuple[int, int], dtype: Any) -> Value:
+    def read(self, place: tuple[int, int], dtype: Any) -> int:
         """A variable with the value of an entry of an operand: see `Value`."""
-        return self._add(register=type_of(dtype).register, place=place)
+        return self._add(len(self.values), type_of(dtype).register, place=place)
 
-    def constant(self, number: Any) -> Value:
+    def constant(self, number: Any) -> int:
         """A number, of numpy."""
         key = type_of(number.dtype).register, spelled(number)
-        return self._by_key.setdefault(key, Value(-1, *key, constant=number))
+        if key not in self._by_key:
+            self._by_key[key] = self._add(-1, *key, constant=number)
+        return self._by_key[key]
 
-    def _add(self, **attributes: Any) -> Value:
-        self.values.append(Value(len(self.values), **attributes))
-        return self.values[-1]
+    def _add(self, *attributes: Any, **more: Any) -> int:
+        self.values.append(Value(*attributes, **more))
+        return len(self.values) - 1
 
-    def __call__(self, operation: Operation, entries: Sequence[Value]) -> Value:
+    def __call__(self, operation: Operation, entries: Sequence[int]) -> int:
         """The result of an operation."""
-        if self.folds and (folded := self._folded(operation, entries)):
+        if self.folds and (folded := self._folded(operation, entries)) is not None:
             return folded
-        text, entries = _with_numbers(operation, entries)
+        text, operands = _with_numbers(operation, [self.values[k] for k in entries])
         kind = type_of(operation.dtype)
         if kind.store != "{}":
             text = kind.load.format(kind.store.format(text))
         elif text == "{0}":
             return entries[0]
-        key = kind.register, text, tuple(entries)
+        key = kind.register, text, tuple(operands)
         if key not in self._by_key:
             self.instructions += operation.instructions
             most = limits.MAX_INSTRUCTIONS_OF_ALL if self.threads > 1 else limits.MAX_INSTRUCTIONS
             if self.instructions > most:
                 raise CannotFuse(f"a step has more than {most} instructions")
-            self._by_key[key] = self._add(
-                register=kind.register,
-                text=text,
-                operands=tuple(entries),
-                latency=operation.latency,
-                instructions=operation.instructions,
-            )
+            costs = operation.latency, operation.instructions
+            self._by_key[key] = self._add(len(self.values), *key, *costs)
         return self._by_key[key]
 
-    def _folded(self, operation: Operation, entries: Sequence[Value]) -> Value | None:
+    def _folded(self, operation: Operation, entries: Sequence[int]) -> int | None:
         """What an operation on 0 or 1 results in; None if that is not known, as of integers."""
         if not jnp.issubdtype(operation.dtype, jnp.floating):
             return None
         text = operation.text
-        numbers = [x.constant for x in entries]
+        numbers = [self.values[k].constant for k in entries]
         is_zero = any(numbers[k] == 0 for k in ZERO.get(text, ()))
         if is_zero or ("?" in text and all(x == 0 for x in numbers[1:])):
             return self.constant(np.zeros((), operation.dtype)[()])
