@@ -206,8 +206,9 @@ def _as_chain(
     They are checked. ``x_T`` may be a `jax.ShapeDtypeStruct`.
     """
     check_type("schedule", schedule, Schedule, "a Schedule: see diffusion.Schedule.from_config")
-    conditioned = bind(model, args)
-    check_count("steps", steps, "number of denoising steps")
+    check_type("model", model, Callable, "a function model(x, t)")
+    check_type("args", args, tuple, "a tuple, such as (args,)")
+    conditioned = named_after(model)(lambda x, t: model(x, t, *args)) if args else model
     check_count("coarse", coarse, "steps per model call", optional=True)
     check_count("batch_ndim", batch_ndim, "number of batch axes of x_T", least=0)
     x_T = x_T if isinstance(x_T, jax.ShapeDtypeStruct) else as_array("x_T", x_T)
@@ -263,13 +264,6 @@ def step_noise(key: Array, steps: int, x: Array) -> Array:
         return jax.random.normal(jax.random.fold_in(key, step), x.shape, x.dtype)
 
     return jax.vmap(draw)(jnp.arange(steps, dtype=jnp.uint32))
-
-
-def bind(model: Model, args: tuple[Any, ...]) -> Model:
-    """The model as a function of ``x`` and ``t`` alone."""
-    check_type("model", model, Callable, "a function model(x, t)")
-    check_type("args", args, tuple, "a tuple, such as (args,)")
-    return named_after(model)(lambda x, t: model(x, t, *args)) if args else model
 
 
 def _check_output(model: Model, table: Table, x: Array, batch_ndim: int) -> None:
