@@ -193,8 +193,9 @@ def _looked_through(states: list[Any], stats: Stats, result: Array) -> tuple[Sta
     for leaf in states:
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
             is_finite = jnp.isfinite(leaf).all(axis=range(1, leaf.ndim))
-            first_false = lax.argmin(jnp.append(is_finite, False), 0, jnp.int32)
-            finite = jnp.minimum(finite, first_false)
+            index = jnp.arange(leaf.shape[0], dtype=jnp.int32)
+            first = jnp.where(is_finite, length, index).min(initial=jnp.iinfo(jnp.int32).max)
+            finite = jnp.minimum(finite, first)
     # An iterate that has not converged may overflow where the program does not.
     not_finite = (finite < length) & (result != jnp.int32(Result.NOT_CONVERGED))
     found = jnp.where(not_finite, jnp.int32(Result.NOT_FINITE), result)
