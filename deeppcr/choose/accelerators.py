@@ -83,10 +83,10 @@ def is_small_residual(chain: TracedChain) -> bool:
     200 for s = 1 (layers of tanh, relu and normalised gelu, L = 64 to 1024).
     """
     program, states = chain.step.jaxpr, chain.step.states
-    equation_of = {each.outvars[0]: each for each in program.eqns if each.outvars}
+    equation_of = {id(each.outvars[0]): each for each in program.eqns if each.outvars}
 
     def operands(name: str, result: Any) -> list[Any]:
-        equation = equation_of.get(result)
+        equation = equation_of.get(id(result))
         return equation.invars if equation and equation.primitive.name == name else []
 
     def scale(state: Any, end: Any) -> float:

@@ -48,13 +48,15 @@ def cut_first(jaxpr: Any, inputs: Collection[Any], outvars: Sequence[Any]) -> li
     """The equations from ``inputs`` to ``outvars``, with slices first: for `interpret`."""
     equations = _with_splits(needed(jaxpr, inputs, outvars))
     only_cut = _only_cut(equations, outvars).difference(inputs)
-    whole: dict[Any, Any] = {}  # by result the equations of which only slices are computed
-    slices: dict[Any, Sequence[Any]] = {}  # the variables of these, and of what they read
+    # By the id of the result, since literals have no hash: equations of which only slices are
+    # computed, and the variables of the slices of these and of what they read.
+    whole: dict[int, Any] = {}
+    slices: dict[Any, Sequence[Any]] = {}
     new: list[Any] = []
 
     def add(atom: Any, cut: Any, results: Sequence[Any]) -> None:
         """Compute slices of a variable from slices of the operands."""
-        equation = whole[atom]
+        equation = whole[id(atom)]
         parts = zip(*map(partial(pieces, cut=cut), equation.invars), strict=True)
         for part, result in zip(parts, results, strict=True):
             new.append(equation.replace(invars=list(part), outvars=[result]))
@@ -71,10 +73,10 @@ def cut_first(jaxpr: Any, inputs: Collection[Any], outvars: Sequence[Any]) -> li
             return [atom] * len(cut.outvars)
         # Sizes along broadcast axes are read nowhere.
         results = [Var(y.aval.update(dtype=atom.aval.dtype)) for y in cut.outvars]
-        if atom not in whole:
+        if id(atom) not in whole:
             new.append(_sliced(atom, cut, results))
             return results
-        key = atom, _bounds(cut)
+        key = id(atom), _bounds(cut)
         if key not in slices:
             slices[key] = results
             add(atom, cut, results)
@@ -83,9 +85,9 @@ def cut_first(jaxpr: Any, inputs: Collection[Any], outvars: Sequence[Any]) -> li
     for equation in equations:
         first = equation.invars[0] if equation.primitive.name in CUTS else None
         if equation.outvars and only_cut.issuperset(equation.outvars):
-            whole[equation.outvars[0]] = equation
-        elif first in whole:
-            slices.setdefault((first, _bounds(equation)), equation.outvars)
+            whole[id(equation.outvars[0])] = equation
+        elif id(first) in whole:
+            slices.setdefault((id(first), _bounds(equation)), equation.outvars)
             add(first, equation, equation.outvars)
         else:
             new.append(equation)
@@ -150,7 +152,7 @@ def _only_cut(equations: Sequence[Any], outvars: Sequence[Any]) -> set[Any]:
     only_cut: set[Any] = set()
     slices = defaultdict[Any, set[Bounds]](set)  # of what is only sliced
     for equation in reversed(equations):
-        if equation.primitive.name in CUTS:
+        if equation.primitive.name in CUTS and not is_literal(equation.invars[0]):
             slices[equation.invars[0]].update(_bounds(equation))
             continue
         (result, *_) = equation.outvars or [None]

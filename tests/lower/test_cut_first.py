@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from deeppcr.programs.cut_first import apply
-from depth.jaxprs import equations
+from deeppcr.programs.retrace import with_literals
+from depth.jaxprs import Program, constants_of, equations, is_literal
 from tests.problems import assert_agree, normal
 
 X, Y = normal(0, 2, 6), normal(1, 2, 6)
@@ -44,6 +45,14 @@ def test_results_are_the_same(f):
     closed = jax.make_jaxpr(f)(X, Y)
     found = jax.jit(lambda *operands: apply(closed, operands))(X, Y)
     assert_agree(found, jax.tree.leaves(f(X, Y)))
+
+
+def test_an_array_in_the_program_is_cut_as_others():
+    closed = jax.make_jaxpr(lambda x: [*cuts(x + Y), Y[:, 1:]])(X)
+    program = with_literals(Program.of(closed), constants_of(closed))
+    assert all(map(is_literal, program.eqns[0].invars[1:]))
+    found = jax.jit(lambda x: apply(program, [x]))(X)
+    assert_agree(found, [*cuts(X + Y), Y[:, 1:]])
 
 
 @pytest.mark.parametrize(
