@@ -12,7 +12,8 @@ operations instead of w^3. From the first other operation on, the images are ord
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from jax import Array, lax
 from deeppcr.arrays.avals import like
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
+from deeppcr.chain.step import Step
 from deeppcr.lower import even_chunk, scan_in_chunks, steps_held
 from depth.jaxprs import bind, called, entered, interpret, run
 from depth.primitives import primitive
@@ -42,12 +44,9 @@ MOVES = frozenset(
 )
 
 
-Linear = Callable[[Array], Array]
-
-
 # jax 0.10.2, 2 cores, the Jacobians of 200 tanh layers with weights of their own: 1.7 times faster
 # for w = 8 and 16, 3.1 for 32, 3.7 for 64. XLA multiplies by an identity matrix as by any other.
-def columns(linear: Linear, like: Array) -> Array:
+def columns(linear: Callable[[Array], Array], like: Array) -> Array:
     """The images of all unit vectors under a linear function, ``[w, *shape]``.
 
     Args:
@@ -206,7 +205,7 @@ def block_diagonals(
     directions = _seeds(structure, chain.layout.width)
     if np.array_equal(groups, structure):
         # [.., m, k of the output, k of the input]
-        return _by_rows(chain, _derivatives(chain, states, directions)[..., groups, :])
+        return by_rows(chain, _derivatives(chain, states, directions)[..., groups, :])
     row, place = _places(structure, chain.layout.width)[:, groups]
     together = row[:, :, None] == row[:, None, :]
 
@@ -214,15 +213,10 @@ def block_diagonals(
         picked = derivatives[..., groups[:, :, None], place[:, None, :]]
         return picked if together.all() else jnp.where(together, picked, 0)
 
-    return _by_rows(chain, _picked(chain, states, pick, directions))
+    return by_rows(chain, _picked(chain, states, pick, directions))
 
 
-def matrices(chain: TracedChain, states: Array) -> Array:
-    """df/dz as ``[L, *batch, w, w]``."""
-    return _by_rows(chain, jnp.moveaxis(_of_each(chain, states, columns), 1, -1))
-
-
-def _by_rows(chain: TracedChain, derivatives: Array) -> Array:
+def by_rows(chain: TracedChain, derivatives: Array) -> Array:
     """Derivatives in reverse mode are rows of the Jacobian."""
     return jnp.swapaxes(derivatives, -1, -2) if chain.step.has_custom_vjp else derivatives
 
@@ -267,32 +261,30 @@ def _derivatives(chain: TracedChain, states: Array, directions: np.ndarray | Arr
     wide = vectors.reshape((len(vectors), *(1,) * (len(shape) - 1), -1))
     basis = like(jnp.broadcast_to(wide, (len(vectors), *shape)), states)
 
-    def along(linear: Linear, _: Array) -> Array:
-        return jax.vmap(linear, out_axes=-1)(basis)
-
-    return _of_each(chain, states, along)
-
-
-def _of_each(chain: TracedChain, states: Array, compute: Callable[[Linear, Array], Array]) -> Array:
-    """``compute(derivative, state)`` for all steps; an error says what to do if there is none."""
-
     def one(state: Array, inputs: Leaves) -> Array:
-        return compute(derivative(chain, state, inputs), state)
+        return jax.vmap(derivative(chain, state, inputs), out_axes=-1)(basis)
 
-    try:
+    with differentiable(chain.step):
         return jax.vmap(one)(states, chain.inputs)
+
+
+@contextmanager
+def differentiable(step: Step) -> Iterator[None]:
+    """Raise an error that says what to do if jax cannot differentiate the step."""
+    try:
+        yield
     except Exception as error:
-        if not chain.step.not_differentiable:
+        if not step.not_differentiable:
             raise
         raise ValueError(
             "the step has no derivative with respect to the state, which Newton's method needs: "
-            f'{chain.step.not_differentiable} Expected method="sequential", blocks that are no '
+            f'{step.not_differentiable} Expected method="sequential", blocks that are no '
             'derivatives of the step (linearize="identity", "zero" or deeppcr.Surrogate), or a '
             "step with a jax.custom_jvp."
         ) from error
 
 
-def derivative(chain: TracedChain, state: Array, inputs: Leaves) -> Linear:
+def derivative(chain: TracedChain, state: Array, inputs: Leaves) -> Callable[[Array], Array]:
     """That of one step, a linear function of vectors; its transpose in reverse mode only."""
     layout, step = chain.layout, chain.step
 
@@ -301,7 +293,7 @@ def derivative(chain: TracedChain, state: Array, inputs: Leaves) -> Linear:
         return layout.flatten(step(leaves, inputs, chain.captured, step.at_once))
 
     if not step.has_custom_vjp:
-        linear: Linear = jax.linearize(f, state)[1]
+        linear: Callable[[Array], Array] = jax.linearize(f, state)[1]
         return linear
     pull = jax.vjp(f, state)[1]
     return lambda row: pull(row)[0]

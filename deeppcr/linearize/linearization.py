@@ -19,15 +19,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.arrays.state import StateLayout
+from deeppcr.arrays.state import Leaves, StateLayout
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.checks import check_count
 from deeppcr.linear import BlockDiagonals, Blocks, Diagonals, Matrices
 from deeppcr.linearize.jacobian import (
     block_diagonals,
+    by_rows,
+    columns,
+    derivative,
     diagonals,
-    matrices,
+    differentiable,
     probed_diagonals,
 )
 from deeppcr.structure import find_structure
@@ -137,7 +140,12 @@ class Dense(Part):
     """
 
     def blocks(self, chain: TracedChain, states: Array) -> Blocks:
-        return Matrices(matrices(chain, states))
+        def one(state: Array, inputs: Leaves) -> Array:
+            return jnp.moveaxis(columns(derivative(chain, state, inputs), state), 0, -1)
+
+        with differentiable(chain.step):
+            derivatives = jax.vmap(one)(states, chain.inputs)
+        return Matrices(by_rows(chain, derivatives))
 
     def groups(self, step: Step, layout: StateLayout) -> np.ndarray:
         return np.arange(layout.width, dtype=np.int32)[None]
