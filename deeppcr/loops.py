@@ -21,7 +21,6 @@ from deeppcr.lower import unless as at_most_one_trip
 from depth.loops import named_loop
 
 ITERATION = "newton iteration"
-REFINEMENT = "adjoint refinement"
 FALLBACK = "sequential fallback"
 STEP = "newton step"
 CORRECTION = "linear correction"

@@ -1,38 +1,29 @@
 """Tangents and adjoints by Jacobian blocks of all steps at once and one linear recurrence.
 
-Exact blocks take one solve, if its residual is at rounding level: see `deeppcr.linear.judged`. With
-approximate blocks (quasi-Newton, or a batch whose examples interact, as in batch normalisation) the
-solution is corrected against the true derivative until its residual is: see `refine`. So the
+Exact blocks take one solve, if its residual is at rounding level. With approximate blocks (of a
+quasi-Newton method, or of a batch whose examples interact, as in batch normalisation) the solution
+is corrected against the true derivative until its residual is: see `deeppcr.linear.judged`. So the
 derivative is exact with any blocks.
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.moves import pullback
 from deeppcr.adjoint.one_kernel import by_kernel, by_windows
-from deeppcr.adjoint.refine import refine
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, option_tree
-from deeppcr.linear import (
-    Along,
-    Blocks,
-    Leaving,
-    LinearSolver,
-    Recurrence,
-    System,
-    find_solver,
-    solve_judged,
-)
+from deeppcr.linear import Blocks, LinearSolver, Recurrence, find_solver
+from deeppcr.linear.judged import BUDGET, FEW_UNITS, UNITS, USUAL, System, solve_judged
 from deeppcr.linearize import (
     Dense,
     Diagonal,
@@ -41,18 +32,8 @@ from deeppcr.linearize import (
     choose_linearization,
     find_linearization,
 )
-from deeppcr.loops import unless
 from deeppcr.lower import even_chunk, steps_in_cache
-from deeppcr.newton.convergence import ROUNDING, ContractionCriterion, Criterion
 from deeppcr.sharding import solver_on
-
-T = TypeVar("T")
-
-BUDGET = 64  # solves
-# The fallback of exact blocks, for two cases. A product of blocks may overflow, or lose its digits.
-# And where one entry does not depend on another, a block multiplies by zero, while the step's own
-# derivative has no product: one infinite entry of a cotangent would make all others NaN.
-BACKPROPAGATION = Backpropagation()
 
 
 @option_tree("linearize")
@@ -118,19 +99,15 @@ class Adjoint:
 
     def bind(self, chain: TracedChain, fused: bool = False) -> "JacobianAdjoint":
         """The adjoint of a chain, with every option resolved; ``fused``: as in `Newton`."""
-        layout = chain.layout
         choice = choose_linearization(
-            self.linearize, chain.step, layout, chain.length, None, self.memory
+            self.linearize, chain.step, chain.layout, chain.length, None, self.memory
         )
-        limits = jnp.finfo(layout.dtype)
-        atol = ROUNDING * float(limits.tiny)
-        criterion = ContractionCriterion(self.rtol, atol, layout.eps, float(limits.eps))
         return JacobianAdjoint(
             choice.bind(),
             find_solver(self.linear),
             choice.is_exact,
             fused and choice.is_exact and self.linear == "auto",
-            criterion,
+            self.rtol,
             self.max_iterations,
             choice.window,
             # Linearisations of the user's are of the whole state.
@@ -141,7 +118,7 @@ class Adjoint:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["linearization"],
-    meta_fields=["solver", "is_exact", "fused", "criterion", "budget", "window", "option"],
+    meta_fields=["solver", "is_exact", "fused", "rtol", "budget", "window", "option"],
 )
 @dataclasses.dataclass(frozen=True)
 class JacobianAdjoint:
@@ -151,7 +128,7 @@ class JacobianAdjoint:
     solver: LinearSolver
     is_exact: bool
     fused: bool
-    criterion: Criterion
+    rtol: float | None
     budget: int
     window: int
     option: Adjoint | None
@@ -176,13 +153,9 @@ class JacobianAdjoint:
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""
-        layout, axis = chain.layout, chain.axis
-        right = layout.flatten(b)
+        layout = chain.layout
         first = _product(chain, states, False, 0, layout.flatten(enter))
-        system = System(axis.set_first(right, right[0] + first), axis)
-
-        by_steps = partial(BACKPROPAGATION.forward, chain, states, b, enter)
-        return self._solve(system, chain, states, lambda _, t: layout.unflatten(t), by_steps)
+        return layout.unflatten(self._solve(chain, states, layout.flatten(b), first, False))
 
     def backward(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
@@ -196,63 +169,41 @@ class JacobianAdjoint:
     def _by_blocks(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
-        layout, axis = chain.layout, chain.axis.reversed
-        right = layout.flatten(g)
-        right = axis.set_first(right, right[-1] + layout.flatten(enter))
-        system = System(right, axis, transposed=True, is_left=True)
-
-        by_steps = partial(BACKPROPAGATION.backward, chain, states, g, enter)
-        return self._solve(
-            system,
-            chain,
-            states,
-            lambda mu, lam: (layout.unflatten(lam), layout.unflatten(chain.axis.of_first(mu))),
-            by_steps,
-        )
+        layout = chain.layout
+        lam = self._solve(chain, states, layout.flatten(g), layout.flatten(enter), True)
+        leave = _product(chain, states, True, 0, lam[0])
+        return layout.unflatten(lam), layout.unflatten(chain.axis.of_first(leave))
 
     def _solve(
-        self,
-        system: System,
-        chain: TracedChain,
-        states: Leaves,
-        unflattened: Callable[[Array, Array], T],
-        by_steps: Callable[[], T],
-    ) -> T:
-        """The solution, or ``by_steps`` where exact blocks are not as good."""
-        layout, transposed = chain.layout, system.transposed
+        self, chain: TracedChain, states: Leaves, b: Array, enter: Array, transposed: bool
+    ) -> Array:
+        """The solution of the recurrence, or of its transpose, whose first step adds ``enter``."""
+        layout = chain.layout
+        axis = chain.axis.reversed if transposed else chain.axis
+        b = axis.set_first(b, b[-1 if transposed else 0] + enter)
+        system = System(b, axis, partial(_product, chain, states, transposed), transposed)
         solver = solver_on(chain.axis, self.solver)
         blocks = self.linearization.blocks(chain, layout.flatten(states))
-        solve = partial(solver.solve_unguarded, transposed=transposed)
-        if self.is_exact:
-            is_right, solution = self._by_exact(system, blocks, solve, solver.multiplies(blocks))
-            return unless(is_right, unflattened(*solution), by_steps)
-        derivative = _derivative(chain, states, transposed)
 
-        def products(v: Array) -> Array:
+        def solve(arrays: Any, b: Array) -> Array:
+            return solver.solve_unguarded(arrays[0], b, transposed=transposed)
+
+        def products(arrays: Any, v: Array) -> Array:
+            _, chain, states = arrays
+            derivative = _derivative(chain, states, transposed)
             return layout.flatten(derivative(layout.unflatten(v)))
 
-        product = partial(_product, chain, states, transposed)
-        by_blocks = partial(solve, blocks)
-        solution = refine(system, products, product, by_blocks, self.criterion, self.budget)
-        return unflattened(*solution)
-
-    def _by_exact(
-        self,
-        system: System,
-        blocks: Blocks,
-        solve: Callable[[Blocks, Array], Array],
-        multiplies: bool,
-    ) -> tuple[Array, Leaving]:
-        """Whether the solution by exact blocks is as good as backpropagation's, and it."""
-        if multiplies:
-            blocks = blocks.astype(system.b.dtype)
-            judged = solve_judged(system, blocks, solve, self.criterion.rtol)
-            return judged.prefix == system.total, (judged.leaving, judged.y)
-        y = leaving = solve(blocks, system.b)
-        if system.transposed:
-            leaving = Along().first(blocks, 1).transpose().apply(y[:1])
-        spoilt = ~(jnp.isfinite(y).all() & jnp.isfinite(leaving).all())
-        return system.axis.largest(spoilt.astype(jnp.int32)) == 0, (system.last(leaving), y)
+        arrays = blocks, chain, states
+        if self.is_exact and not solver.multiplies(blocks):
+            y = solve(arrays, b)
+            return system.completed(y, axis.survey([], [jnp.isfinite(y)])[1][0])
+        sizes, eps = zip(*layout.eps, strict=True)
+        rounding = np.repeat(eps, sizes)
+        solved = partial(solve_judged, system, arrays, solve, products)
+        if self.is_exact:
+            return solved(tolerance=self.rtol or UNITS * rounding)
+        tolerance = self.rtol or FEW_UNITS * rounding
+        return solved(tolerance=tolerance, budget=self.budget, expected=USUAL)
 
 
 def _product(

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 import deeppcr
 from deeppcr import Chain, Newton, Sharded
 from deeppcr.linear import Matrices
-from deeppcr.loops import CORRECTION, FALLBACK, REFINEMENT, REPAIR
+from deeppcr.loops import CORRECTION, FALLBACK, REPAIR
 from deeppcr.sharding import shard
 from tests.linear.loop import compiled
 from tests.sharding.meshes import DEVICES, P, mesh
@@ -32,9 +32,7 @@ def messages(program, fallback=True):
         line
         for line in program.as_text().splitlines()
         if fallback
-        or not any(
-            f"/{name}, 0 trips" in line for name in (CORRECTION, FALLBACK, REFINEMENT, REPAIR)
-        )
+        or not any(f"/{name}, 0 trips" in line for name in (CORRECTION, FALLBACK, REPAIR))
     ]
     for shapes, kind in MESSAGE.findall("\n".join(lines)):
         arrays = [
