@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
+from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.moves import pullback
 from deeppcr.adjoint.one_kernel import by_kernel, by_windows
 from deeppcr.arrays.avals import abstract
@@ -32,8 +33,14 @@ from deeppcr.linearize import (
     choose_linearization,
     find_linearization,
 )
+from deeppcr.loops import unless
 from deeppcr.lower import even_chunk, steps_in_cache
 from deeppcr.sharding import solver_on
+
+# Where corrections do not help. And where one entry does not depend on another, a block multiplies
+# by zero, while the step's own derivative has no product: one infinite entry of a cotangent would
+# make all others NaN.
+BACKPROPAGATION = Backpropagation()
 
 
 @option_tree("linearize")
@@ -154,8 +161,10 @@ class JacobianAdjoint:
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""
         layout = chain.layout
-        first = _product(chain, states, False, 0, layout.flatten(enter))
-        return layout.unflatten(self._solve(chain, states, layout.flatten(b), first, False))
+        first = _product(chain, states, False, layout.flatten(enter))
+        right, t = self._solve(chain, states, layout.flatten(b), first, False)
+        by_steps = partial(BACKPROPAGATION.forward, chain, states, b, enter)
+        return unless(right, layout.unflatten(t), by_steps)
 
     def backward(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
@@ -170,18 +179,22 @@ class JacobianAdjoint:
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
         layout = chain.layout
-        lam = self._solve(chain, states, layout.flatten(g), layout.flatten(enter), True)
-        leave = _product(chain, states, True, 0, lam[0])
-        return layout.unflatten(lam), layout.unflatten(chain.axis.of_first(leave))
+        right, y = self._solve(chain, states, layout.flatten(g), layout.flatten(enter), True)
+        leave = chain.axis.of_first(_product(chain, states, True, y[0]))
+        by_steps = partial(BACKPROPAGATION.backward, chain, states, g, enter)
+        return unless(right, (layout.unflatten(y), layout.unflatten(leave)), by_steps)
 
     def _solve(
         self, chain: TracedChain, states: Leaves, b: Array, enter: Array, transposed: bool
-    ) -> Array:
-        """The solution of the recurrence, or of its transpose, whose first step adds ``enter``."""
+    ) -> tuple[Array, Array]:
+        """Whether the solution is as good as backpropagation's, and it.
+
+        Of the recurrence, or of its transpose; ``enter``: what its first step adds to ``b``.
+        """
         layout = chain.layout
         axis = chain.axis.reversed if transposed else chain.axis
         b = axis.set_first(b, b[-1 if transposed else 0] + enter)
-        system = System(b, axis, partial(_product, chain, states, transposed), transposed)
+        system = System(b, axis, transposed)
         solver = solver_on(chain.axis, self.solver)
         blocks = self.linearization.blocks(chain, layout.flatten(states))
 
@@ -196,23 +209,22 @@ class JacobianAdjoint:
         arrays = blocks, chain, states
         if self.is_exact and not solver.multiplies(blocks):
             y = solve(arrays, b)
-            return system.completed(y, axis.survey([], [jnp.isfinite(y)])[1][0])
+            spoilt = ~jnp.isfinite(y).all()
+            return axis.largest(spoilt.astype(jnp.int32)) == 0, y
         sizes, eps = zip(*layout.eps, strict=True)
         rounding = np.repeat(eps, sizes)
-        solved = partial(solve_judged, system, arrays, solve, products)
+        judged = partial(solve_judged, system, arrays, solve, products)
         if self.is_exact:
-            return solved(tolerance=self.rtol or UNITS * rounding)
-        tolerance = self.rtol or FEW_UNITS * rounding
-        return solved(tolerance=tolerance, budget=self.budget, expected=USUAL)
+            y, prefix = judged(tolerance=self.rtol or UNITS * rounding)
+        else:
+            tolerance = self.rtol or FEW_UNITS * rounding
+            y, prefix = judged(tolerance=tolerance, budget=self.budget, expected=USUAL)
+        return prefix == system.total, y
 
 
-def _product(
-    chain: TracedChain, states: Leaves, transposed: bool, index: int | Array, v: Array
-) -> Array:
-    """``A_l v`` of one step, or ``A_l^T v``."""
-    inputs, state = jax.tree.map(
-        lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), (chain.inputs, states)
-    )
+def _product(chain: TracedChain, states: Leaves, transposed: bool, v: Array) -> Array:
+    """``A_1 v``, of the first step, or ``A_1^T v``."""
+    inputs, state = jax.tree.map(lambda x: x[0], (chain.inputs, states))
     step = partial(chain.step, inputs=inputs, captured=chain.captured)
     vector = chain.layout.unflatten(v)
     return chain.layout.flatten(_derivative(step, state, transposed)(vector))

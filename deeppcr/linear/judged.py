@@ -12,7 +12,7 @@ is at most a few units of what is added: ``|b_l| + |A_l y_{l-1}|``, or ``|b_l| +
 if the sequential program multiplies with blocks, which rounds each term. Otherwise the solution is
 corrected by ``y <- y + (I - B)^{-1} r``, with blocks ``B_l`` at or near the ``A_l`` below the
 diagonal. That multiplies its error by ``(I - B)^{-1} (A - B)``, whose L-th power is zero. What is
-still wrong when the budget is spent is computed step by step.
+still wrong when the budget is spent the caller computes step by step.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from jax import Array, lax
 
 from deeppcr.arrays.state import Leaves
 from deeppcr.axis import ChainAxis
-from deeppcr.loops import CORRECTION, FALLBACK, fallback, iterate, steps_from, unless
+from deeppcr.loops import CORRECTION, FALLBACK, fallback, iterate, steps_from
 
 UNITS = 16  # in the last place, up to which a residual is rounding
 # The same of approximate blocks, and of their corrections: small residuals of one sign add up along
@@ -49,13 +49,11 @@ class System:
     Attributes:
         b: ``[L, *batch, w]``.
         axis: the chain axis, in the direction of the recurrence.
-        product: ``(l, v) -> A_l v``, or ``A_l^T v``; l counts from 0 in memory order.
         transposed: whether a block belongs to the step that passes on, not to that which receives.
     """
 
     b: Array
     axis: ChainAxis
-    product: Callable[[Array, Array], Array]
     transposed: bool = False
 
     def received(self, products: Callable[[Array], Array], y: Array) -> Array:
@@ -67,8 +65,16 @@ class System:
         is_first = self.axis.indices(y.shape) == 0
         return jnp.where(is_first, jnp.zeros_like(y), received)
 
-    def completed(self, y: Array, prefix: Array) -> Array:
-        """``y: [L, *batch, w]``, with all steps after the first ``prefix`` one after another."""
+    @property
+    def total(self) -> int:
+        """The number of steps in all shards."""
+        return self.axis.total(len(self.b))
+
+    def complete(self, product: Callable[[Array, Array], Array], y: Array, prefix: Array) -> Array:
+        """``y: [L, *batch, w]``, with all steps after the first ``prefix`` one after another.
+
+        ``product``: ``(l, v) -> A_l v``, or ``A_l^T v``; l counts from 0 in memory order.
+        """
         axis, length = self.axis, len(self.b)
 
         def shard(entry: Array, y: Array) -> tuple[Array, Array]:
@@ -77,21 +83,18 @@ class System:
             def step(index: Array, passed: Array) -> tuple[Array, Leaves]:
                 place = length - 1 - index if axis.backwards else index
                 y_l, b_l = (lax.dynamic_index_in_dim(x, place, keepdims=False) for x in (y, self.b))
-                received = passed if self.transposed else self.product(place, passed)
+                received = passed if self.transposed else product(place, passed)
                 is_first = (index == 0) & (axis.rank == 0)
                 new = jnp.where(is_first, b_l, b_l + received)
                 new = jnp.where(index < begin, y_l, new)
-                return self.product(place, new) if self.transposed else new, [new]
+                return product(place, new) if self.transposed else new, [new]
 
             start = jnp.maximum(begin - 1, 0)  # the last right step passes on its own state
             with fallback(FALLBACK):
                 passed, (done,) = steps_from(start, step, entry, [y], axis.backwards)
             return passed, done
 
-        def otherwise() -> Array:
-            return axis.sequentially(shard, jnp.zeros_like(y[0]), y)[1]
-
-        return unless(prefix == axis.total(length), y, otherwise)
+        return axis.sequentially(shard, jnp.zeros_like(y[0]), y)[1]
 
 
 class _Iterate(NamedTuple):
@@ -112,8 +115,10 @@ def solve_judged(
     tolerance: float | np.ndarray | None = None,
     budget: int = CORRECTIONS,
     expected: int = 0,
-) -> Array:
-    """The solution by ``solve``, as good as that of the sequential program.
+) -> tuple[Array, Array]:
+    """The solution by ``solve``, and the number of steps from the start that are right: int32.
+
+    These are as good as those of the sequential program.
 
     Args:
         system: the recurrence.
@@ -152,16 +157,16 @@ def solve_judged(
         update = solve(fenced, residual)
         return judged(fenced, now.y + update, update, now.iterations + jnp.int32(1))
 
-    first, total = solve(arrays, b), axis.total(len(b))
+    first = solve(arrays, b)
     end = iterate(
         CORRECTION,
-        lambda now: (now.iterations < budget) & (now.prefix < total),
+        lambda now: (now.iterations < budget) & (now.prefix < system.total),
         corrected,
         judged(arrays, first, first, jnp.int32(0)),
         budget if expected else 0,
         expected,
     )
-    return system.completed(end.y, end.prefix)
+    return end.y, end.prefix
 
 
 def usual_sizes(local: Array, axis: ChainAxis) -> tuple[Array, Array]:

@@ -29,6 +29,7 @@ from deeppcr.arrays.state import float32_or_better
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.judged import System, solve_judged
+from deeppcr.loops import unless
 
 # An array, or blocks: any pytree whose arrays all have the chain on the same axis.
 Tree = TypeVar("Tree")
@@ -193,8 +194,10 @@ class LinearSolver(ABC):
         def magnitudes(blocks: Blocks, y: Array) -> Array:
             return jax.tree.map(jnp.abs, operator(blocks)).apply(y, "residual")
 
-        system = System(b, self._towards(reverse != transposed), product, transposed)
-        return solve_judged(system, blocks, partial(solve, reverse=reverse), products, magnitudes)
+        system = System(b, self._towards(reverse != transposed), transposed)
+        by_blocks = partial(solve, reverse=reverse)
+        y, prefix = solve_judged(system, blocks, by_blocks, products, magnitudes)
+        return unless(prefix == system.total, y, partial(system.complete, product, y, prefix))
 
 
 @dataclasses.dataclass(frozen=True)
