@@ -62,10 +62,11 @@ class Adjoint:
         linear: the solver of the linear recurrence: see `deeppcr.solve_bidiagonal`. Solutions of
             parallel solvers are judged, those of "sequential" are not: where a Jacobian is far
             from normal, it has fewer digits than the step itself, and "backprop" keeps them.
-        rtol: float > 0, the tolerance on the residual relative to the adjoint state
-            (dimensionless); None for 16 units in the last place of the dtype.
-        max_iterations: integer >= 1, the number of solves after which backpropagation step by step
-            finishes.
+        rtol: float > 0, the tolerance on the residual of each step relative to what it adds, and of
+            approximate blocks on the last correction, too (dimensionless); None for 16 units in the
+            last place of the dtype, with approximate blocks 8.
+        max_iterations: integer >= 1, the number of solves by approximate blocks after which
+            backpropagation step by step takes over.
         memory: integer >= 1, bytes for the blocks, as in `Newton`; longer chains are solved in
             chunks.
         checkpoint: integer >= 1, the number of steps in a segment: only every so many states are
