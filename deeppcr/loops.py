@@ -21,7 +21,6 @@ from deeppcr.lower import unless as at_most_one_trip
 from depth.loops import named_loop
 
 ITERATION = "newton iteration"
-REFINEMENT = "adjoint refinement"
 FALLBACK = "sequential fallback"
 STEP = "newton step"
 CORRECTION = "linear correction"
@@ -128,10 +127,10 @@ def named(name: str, trips: int | None, before: int = 0) -> AbstractContextManag
     return named_loop(name, trips, by="deeppcr", before=before)
 
 
-def unless(right: Array, result: T, otherwise: Callable[[], T], expected: bool = False) -> T:
+def unless(right: Array, result: T, otherwise: Callable[[], T]) -> T:
     """``result`` if ``right``, on all shards alike, else ``otherwise()``, of the same structure.
 
-    A loop of at most one trip, in a scope. ``expected``: see `fallback`.
+    A loop of at most one trip, in a scope.
     """
-    with fallback(REPAIR, expected):
+    with fallback(REPAIR):
         return at_most_one_trip(right, result, otherwise)

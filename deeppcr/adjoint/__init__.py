@@ -6,7 +6,6 @@ tangents.py         the program of a step's tangents
 moves.py            what is differentiated
 backpropagation.py  one step after another
 jacobian.py         Jacobian blocks of all steps and one linear recurrence
-refine.py           the same with approximate blocks
 one_kernel.py       the adjoint states by one kernel of a GPU
 """
 

@@ -1,38 +1,30 @@
 """Tangents and adjoints by Jacobian blocks of all steps at once and one linear recurrence.
 
-Exact blocks take one solve, if its residual is at rounding level: see `deeppcr.linear.judged`. With
-approximate blocks (quasi-Newton, or a batch whose examples interact, as in batch normalisation) the
-solution is corrected against the true derivative until its residual is: see `refine`. So the
+Exact blocks take one solve, if its residual is at rounding level. With approximate blocks (of a
+quasi-Newton method, or of a batch whose examples interact, as in batch normalisation) the solution
+is corrected against the true derivative until its residual is: see `deeppcr.linear.judged`. So the
 derivative is exact with any blocks.
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+import numpy as np
+from jax import Array
 
 from deeppcr.adjoint.backpropagation import Backpropagation
 from deeppcr.adjoint.moves import pullback
 from deeppcr.adjoint.one_kernel import by_kernel, by_windows
-from deeppcr.adjoint.refine import refine
 from deeppcr.arrays.avals import abstract
 from deeppcr.arrays.state import Leaves
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, option_tree
-from deeppcr.linear import (
-    Along,
-    Blocks,
-    Leaving,
-    LinearSolver,
-    Recurrence,
-    System,
-    find_solver,
-    solve_judged,
-)
+from deeppcr.linear import Blocks, LinearSolver, Recurrence, find_solver
+from deeppcr.linear.judged import BUDGET, FEW_UNITS, UNITS, USUAL, System, solve_judged
 from deeppcr.linearize import (
     Dense,
     Diagonal,
@@ -43,15 +35,11 @@ from deeppcr.linearize import (
 )
 from deeppcr.loops import unless
 from deeppcr.lower import even_chunk, steps_in_cache
-from deeppcr.newton.convergence import ROUNDING, ContractionCriterion, Criterion
 from deeppcr.sharding import solver_on
 
-T = TypeVar("T")
-
-BUDGET = 64  # solves
-# The fallback of exact blocks, for two cases. A product of blocks may overflow, or lose its digits.
-# And where one entry does not depend on another, a block multiplies by zero, while the step's own
-# derivative has no product: one infinite entry of a cotangent would make all others NaN.
+# Where corrections do not help. And where one entry does not depend on another, a block multiplies
+# by zero, while the step's own derivative has no product: one infinite entry of a cotangent would
+# make all others NaN.
 BACKPROPAGATION = Backpropagation()
 
 
@@ -74,10 +62,11 @@ class Adjoint:
         linear: the solver of the linear recurrence: see `deeppcr.solve_bidiagonal`. Solutions of
             parallel solvers are judged, those of "sequential" are not: where a Jacobian is far
             from normal, it has fewer digits than the step itself, and "backprop" keeps them.
-        rtol: float > 0, the tolerance on the residual relative to the adjoint state
-            (dimensionless); None for 16 units in the last place of the dtype.
-        max_iterations: integer >= 1, the number of solves after which backpropagation step by step
-            finishes.
+        rtol: float > 0, the tolerance on the residual of each step relative to what it adds, and of
+            approximate blocks on the last correction, too (dimensionless); None for 16 units in the
+            last place of the dtype, with approximate blocks 8.
+        max_iterations: integer >= 1, the number of solves by approximate blocks after which
+            backpropagation step by step takes over.
         memory: integer >= 1, bytes for the blocks, as in `Newton`; longer chains are solved in
             chunks.
         checkpoint: integer >= 1, the number of steps in a segment: only every so many states are
@@ -118,19 +107,15 @@ class Adjoint:
 
     def bind(self, chain: TracedChain, fused: bool = False) -> "JacobianAdjoint":
         """The adjoint of a chain, with every option resolved; ``fused``: as in `Newton`."""
-        layout = chain.layout
         choice = choose_linearization(
-            self.linearize, chain.step, layout, chain.length, None, self.memory
+            self.linearize, chain.step, chain.layout, chain.length, None, self.memory
         )
-        limits = jnp.finfo(layout.dtype)
-        atol = ROUNDING * float(limits.tiny)
-        criterion = ContractionCriterion(self.rtol, atol, layout.eps, float(limits.eps))
         return JacobianAdjoint(
             choice.bind(),
             find_solver(self.linear),
             choice.is_exact,
             fused and choice.is_exact and self.linear == "auto",
-            criterion,
+            self.rtol,
             self.max_iterations,
             choice.window,
             # Linearisations of the user's are of the whole state.
@@ -141,7 +126,7 @@ class Adjoint:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["linearization"],
-    meta_fields=["solver", "is_exact", "fused", "criterion", "budget", "window", "option"],
+    meta_fields=["solver", "is_exact", "fused", "rtol", "budget", "window", "option"],
 )
 @dataclasses.dataclass(frozen=True)
 class JacobianAdjoint:
@@ -151,7 +136,7 @@ class JacobianAdjoint:
     solver: LinearSolver
     is_exact: bool
     fused: bool
-    criterion: Criterion
+    rtol: float | None
     budget: int
     window: int
     option: Adjoint | None
@@ -176,13 +161,11 @@ class JacobianAdjoint:
 
     def forward(self, chain: TracedChain, states: Leaves, b: Leaves, enter: Leaves) -> Leaves:
         """See `AdjointSolver`."""
-        layout, axis = chain.layout, chain.axis
-        right = layout.flatten(b)
-        first = _product(chain, states, False, 0, layout.flatten(enter))
-        system = System(axis.set_first(right, right[0] + first), axis)
-
+        layout = chain.layout
+        first = _product(chain, states, False, layout.flatten(enter))
+        right, t = self._solve(chain, states, layout.flatten(b), first, False)
         by_steps = partial(BACKPROPAGATION.forward, chain, states, b, enter)
-        return self._solve(system, chain, states, lambda _, t: layout.unflatten(t), by_steps)
+        return unless(right, layout.unflatten(t), by_steps)
 
     def backward(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
@@ -196,72 +179,53 @@ class JacobianAdjoint:
     def _by_blocks(
         self, chain: TracedChain, states: Leaves, g: Leaves, enter: Leaves
     ) -> tuple[Leaves, Leaves]:
-        layout, axis = chain.layout, chain.axis.reversed
-        right = layout.flatten(g)
-        right = axis.set_first(right, right[-1] + layout.flatten(enter))
-        system = System(right, axis, transposed=True, is_left=True)
-
+        layout = chain.layout
+        right, y = self._solve(chain, states, layout.flatten(g), layout.flatten(enter), True)
+        leave = chain.axis.of_first(_product(chain, states, True, y[0]))
         by_steps = partial(BACKPROPAGATION.backward, chain, states, g, enter)
-        return self._solve(
-            system,
-            chain,
-            states,
-            lambda mu, lam: (layout.unflatten(lam), layout.unflatten(chain.axis.of_first(mu))),
-            by_steps,
-        )
+        return unless(right, (layout.unflatten(y), layout.unflatten(leave)), by_steps)
 
     def _solve(
-        self,
-        system: System,
-        chain: TracedChain,
-        states: Leaves,
-        unflattened: Callable[[Array, Array], T],
-        by_steps: Callable[[], T],
-    ) -> T:
-        """The solution, or ``by_steps`` where exact blocks are not as good."""
-        layout, transposed = chain.layout, system.transposed
+        self, chain: TracedChain, states: Leaves, b: Array, enter: Array, transposed: bool
+    ) -> tuple[Array, Array]:
+        """Whether the solution is as good as backpropagation's, and it.
+
+        Of the recurrence, or of its transpose; ``enter``: what its first step adds to ``b``.
+        """
+        layout = chain.layout
+        axis = chain.axis.reversed if transposed else chain.axis
+        b = axis.set_first(b, b[-1 if transposed else 0] + enter)
+        system = System(b, axis, transposed)
         solver = solver_on(chain.axis, self.solver)
         blocks = self.linearization.blocks(chain, layout.flatten(states))
-        solve = partial(solver.solve_unguarded, transposed=transposed)
-        if self.is_exact:
-            is_right, solution = self._by_exact(system, blocks, solve, solver.multiplies(blocks))
-            return unless(is_right, unflattened(*solution), by_steps)
-        derivative = _derivative(chain, states, transposed)
 
-        def products(v: Array) -> Array:
+        def solve(arrays: Any, b: Array) -> Array:
+            return solver.solve_unguarded(arrays[0], b, transposed=transposed)
+
+        def products(arrays: Any, v: Array) -> Array:
+            _, chain, states = arrays
+            derivative = _derivative(chain, states, transposed)
             return layout.flatten(derivative(layout.unflatten(v)))
 
-        product = partial(_product, chain, states, transposed)
-        by_blocks = partial(solve, blocks)
-        solution = refine(system, products, product, by_blocks, self.criterion, self.budget)
-        return unflattened(*solution)
-
-    def _by_exact(
-        self,
-        system: System,
-        blocks: Blocks,
-        solve: Callable[[Blocks, Array], Array],
-        multiplies: bool,
-    ) -> tuple[Array, Leaving]:
-        """Whether the solution by exact blocks is as good as backpropagation's, and it."""
-        if multiplies:
-            blocks = blocks.astype(system.b.dtype)
-            judged = solve_judged(system, blocks, solve, self.criterion.rtol)
-            return judged.prefix == system.total, (judged.leaving, judged.y)
-        y = leaving = solve(blocks, system.b)
-        if system.transposed:
-            leaving = Along().first(blocks, 1).transpose().apply(y[:1])
-        spoilt = ~(jnp.isfinite(y).all() & jnp.isfinite(leaving).all())
-        return system.axis.largest(spoilt.astype(jnp.int32)) == 0, (system.last(leaving), y)
+        arrays = blocks, chain, states
+        if self.is_exact and not solver.multiplies(blocks):
+            y = solve(arrays, b)
+            spoilt = ~jnp.isfinite(y).all()
+            return axis.largest(spoilt.astype(jnp.int32)) == 0, y
+        sizes, eps = zip(*layout.eps, strict=True)
+        rounding = np.repeat(eps, sizes)
+        judged = partial(solve_judged, system, arrays, solve, products)
+        if self.is_exact:
+            y, prefix = judged(tolerance=self.rtol or UNITS * rounding)
+        else:
+            tolerance = self.rtol or FEW_UNITS * rounding
+            y, prefix = judged(tolerance=tolerance, budget=self.budget, expected=USUAL)
+        return prefix == system.total, y
 
 
-def _product(
-    chain: TracedChain, states: Leaves, transposed: bool, index: int | Array, v: Array
-) -> Array:
-    """``A_l v`` of one step, or ``A_l^T v``."""
-    inputs, state = jax.tree.map(
-        lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), (chain.inputs, states)
-    )
+def _product(chain: TracedChain, states: Leaves, transposed: bool, v: Array) -> Array:
+    """``A_1 v``, of the first step, or ``A_1^T v``."""
+    inputs, state = jax.tree.map(lambda x: x[0], (chain.inputs, states))
     step = partial(chain.step, inputs=inputs, captured=chain.captured)
     vector = chain.layout.unflatten(v)
     return chain.layout.flatten(_derivative(step, state, transposed)(vector))

@@ -39,7 +39,7 @@ A new solver is a `LinearSolver` and one line in `named.SOLVERS`; a new kind of 
 
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices, Scalars, Zeros
 from deeppcr.linear.groups import BlockDiagonals
-from deeppcr.linear.judged import Leaving, System, solve_judged, usual_sizes
+from deeppcr.linear.judged import usual_sizes
 from deeppcr.linear.named import (
     SOLVERS,
     choose_solver,
@@ -57,19 +57,16 @@ __all__ = [
     "Blocks",
     "CyclicReduction",
     "Diagonals",
-    "Leaving",
     "LinearSolver",
     "Matrices",
     "ParallelCyclicReduction",
     "PrefixScan",
     "Recurrence",
     "Scalars",
-    "System",
     "Zeros",
     "choose_solver",
     "find_solver",
     "name_of",
-    "solve_judged",
     "solve_recurrence",
     "usual_sizes",
 ]

@@ -182,16 +182,22 @@ class LinearSolver(ABC):
         if not self.multiplies(blocks):
             return solve(blocks, b, reverse)
 
-        system = System(b, self._towards(reverse != transposed), transposed)
+        def operator(blocks: Blocks) -> Blocks:
+            return blocks.transpose() if transposed else blocks
 
         def product(index: Array, y: Array) -> Array:
-            block = Along().step(blocks, index)
-            return (block.transpose() if transposed else block).apply(y, "step")
+            return operator(Along().step(blocks, index)).apply(y, "step")
 
-        judged = solve_judged(system, blocks, partial(solve, reverse=reverse), by_blocks=True)
-        completed = partial(system.complete, product, judged.prefix, judged.y)
-        is_right = judged.prefix == system.total
-        return unless(is_right, (judged.leaving, judged.y), completed)[1]
+        def products(blocks: Blocks, y: Array) -> Array:
+            return operator(blocks).apply(y, "residual")
+
+        def magnitudes(blocks: Blocks, y: Array) -> Array:
+            return jax.tree.map(jnp.abs, operator(blocks)).apply(y, "residual")
+
+        system = System(b, self._towards(reverse != transposed), transposed)
+        by_blocks = partial(solve, reverse=reverse)
+        y, prefix = solve_judged(system, blocks, by_blocks, products, magnitudes)
+        return unless(prefix == system.total, y, partial(system.complete, product, y, prefix))
 
 
 @dataclasses.dataclass(frozen=True)

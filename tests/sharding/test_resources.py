@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 import deeppcr
 from deeppcr import Chain, Newton, Sharded
 from deeppcr.linear import Matrices
-from deeppcr.loops import CORRECTION, FALLBACK, REFINEMENT, REPAIR
+from deeppcr.loops import CORRECTION, FALLBACK, REPAIR
 from deeppcr.sharding import shard
 from tests.linear.loop import compiled
 from tests.sharding.meshes import DEVICES, P, mesh
@@ -32,9 +32,7 @@ def messages(program, fallback=True):
         line
         for line in program.as_text().splitlines()
         if fallback
-        or not any(
-            f"/{name}, 0 trips" in line for name in (CORRECTION, FALLBACK, REFINEMENT, REPAIR)
-        )
+        or not any(f"/{name}, 0 trips" in line for name in (CORRECTION, FALLBACK, REPAIR))
     ]
     for shapes, kind in MESSAGE.findall("\n".join(lines)):
         arrays = [
@@ -108,11 +106,11 @@ def test_a_linear_recurrence_sends_as_often_as_the_devices_double():
 
     # A vector in each round, a block in each but the last; at the end the state that enters the
     # next shard. For the residual the last state again, twice, and how large entries are on the
-    # chain, the largest residual, and the number of steps that are right.
+    # chain, and the number of steps that are right.
     for rounds in (1, 2, 3):
         sizes = [8 * W] * (rounds + 3) + [8 * W * W] * (rounds - 1)
         assert sent(2**rounds) == [
-            *(("all-reduce", size) for size in (4, 8, 8 * W)),
+            *(("all-reduce", size) for size in (4, 8 * W)),
             *(("collective-permute", size) for size in sizes),
         ]
 
