@@ -128,7 +128,7 @@ def scan(
 def solve(
     chain: Chain,
     z0: Any,
-    *others: Never,
+    *extra: Never,
     method: str | MethodOption = "auto",
     adjoint: str | LinearSolver | Adjoint = "auto",
     batch_ndim: int = 0,
@@ -139,7 +139,7 @@ def solve(
     Args:
         chain: a `Chain`.
         z0: the initial state, an array or a pytree of arrays, as the step of the chain takes it.
-        *others: not used. Inputs that change from step to step belong to the chain.
+        *extra: not used. Inputs that change from step to step belong to the chain.
         method: as in `scan`.
         adjoint: as in `scan`.
         batch_ndim: as in `scan`, for the leaves of ``z0``.
@@ -163,8 +163,8 @@ def solve(
     """
     if unknown:
         raise unknown_keyword(solve, unknown)
-    if not isinstance(chain, Chain) or others:
-        raise _no_chain(chain, others)
+    if not isinstance(chain, Chain) or extra:
+        raise _no_chain(chain, extra)
     length = chain_length(chain.inputs, chain.length, "chain.inputs")
     option = find_method(method)
     derivative = find_adjoint(adjoint)
@@ -187,10 +187,10 @@ def solve(
     return Solution.of(value, trajectory, _plainly((value, trajectory), option, length)[1])
 
 
-def _no_chain(chain: Any, others: tuple[Any, ...]) -> TypeError:
+def _no_chain(chain: Any, extra: tuple[Any, ...]) -> TypeError:
     """The error if `solve` is given anything but a chain and its initial state."""
     if isinstance(chain, Chain):
-        third = describe(others[0])
+        third = describe(extra[0])
         return TypeError(
             f"solve takes a chain and z0, but a third argument was given: {third}; expected none. "
             "Inputs of the steps belong to the chain: solve(Chain(step, xs), z0)."

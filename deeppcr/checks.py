@@ -66,12 +66,12 @@ def check_count(
         raise ValueError(f"{name} is {number}, {expected}")
 
 
-def check_name(name: str, value: Any, known: Iterable[str], objects: str) -> None:
-    """Raise unless ``value`` is one of the ``known`` names.
+def check_name(name: str, value: Any, accepted: Iterable[str], objects: str) -> None:
+    """Raise unless ``value`` is one of the ``accepted`` names.
 
     ``objects`` describes the other accepted objects, for which the caller has checked.
     """
-    names = list(known)
+    names = list(accepted)
     if not isinstance(value, str) or value not in names:
         error = ValueError if isinstance(value, str) else TypeError
         raise error(

@@ -149,10 +149,10 @@ def run_loop(chain: TracedChain, initial: Leaves, unroll: int = 1) -> tuple[Leav
         state, outputs = chain.step.with_outputs(state, inputs, chain.captured)
         return state, (state, [y for y, leaf in zip(outputs, same, strict=True) if leaf is None])
 
-    last, (trajectory, others) = chain.axis.scan(
+    last, (trajectory, new) = chain.axis.scan(
         body, initial, chain.inputs, length=chain.length, unroll=unroll
     )
-    rest = iter(others)
+    rest = iter(new)
     return last, trajectory, [next(rest) if leaf is None else trajectory[leaf] for leaf in same]
 
 

@@ -198,12 +198,12 @@ def _looked_through(states: list[Any], stats: Stats, result: Array) -> tuple[Sta
             finite = jnp.minimum(finite, first)
     # An iterate that has not converged may overflow where the program does not.
     not_finite = (finite < length) & (result != jnp.int32(Result.NOT_CONVERGED))
-    found = jnp.where(not_finite, jnp.int32(Result.NOT_FINITE), result)
+    outcome = jnp.where(not_finite, jnp.int32(Result.NOT_FINITE), result)
     residual = jnp.where(not_finite, jnp.inf, stats.residual).astype(stats.residual.dtype)
     rate = stats.growth_rate
     if rate is not None:  # of other states it would say nothing about the chain
-        rate = jnp.where(is_right(found), rate, unrecorded()).astype(rate.dtype)
-    return dataclasses.replace(stats, residual=residual, finite=finite, growth_rate=rate), found
+        rate = jnp.where(is_right(outcome), rate, unrecorded()).astype(rate.dtype)
+    return dataclasses.replace(stats, residual=residual, finite=finite, growth_rate=rate), outcome
 
 
 def unrecorded() -> float:
@@ -271,10 +271,10 @@ def last_of(states: Array) -> Array:
 def _of_several(results: Any) -> list[str]:
     """How many chains have which result; the solution is one of a `jax.vmap`."""
     counts = Counter(Result(each).name.lower().replace("_", " ") for each in results.flat)
-    found = ", ".join(f"{count} {name}" for name, count in counts.items())
+    outcomes = ", ".join(f"{count} {name}" for name, count in counts.items())
     index = ", ".join("kmn"[: results.ndim]) if results.ndim <= 3 else "..."
     return [
-        folded(f"{results.size} chains: {found}", 2),
+        folded(f"{results.size} chains: {outcomes}", 2),
         f"That of one: jax.tree.map(lambda leaf: leaf[{index}], solution)",
     ]
 

@@ -72,9 +72,9 @@ def _drawing(step: Step) -> Program:
             random += equation.outvars
     variables = [*inputs, *program.constvars]
     floats = partition(variables, floating(variables))
-    others = moved_by(program, [*program.invars[: step.states], *floats])
+    with_state = moved_by(program, [*program.invars[: step.states], *floats])
     by_inputs = moved_by(program, inputs)  # what is not is the same in all steps
-    drawn = moved_by(program, by_inputs.intersection(random)) - others
+    drawn = moved_by(program, by_inputs.intersection(random)) - with_state
     rest = [each for each in program.eqns if drawn.isdisjoint(each.outvars)]
     numbers = [x for x in read_by(rest, program.outvars) if x in drawn]
     first = needed(program, (), numbers)

@@ -106,7 +106,7 @@ def is_small_residual(chain: TracedChain) -> bool:
 def has_layers(chain: TracedChain) -> bool:
     """Whether a step multiplies its state by weights of its own, as a layer does."""
     program, states = chain.step.jaxpr, chain.step.states
-    moved = moved_by(program, program.invars[:states])
-    weights = moved_by(program, program.invars[states:]) - moved
+    by_state = moved_by(program, program.invars[:states])
+    weights = moved_by(program, program.invars[states:]) - by_state
     products = (read_by([x]).keys() for x in program.eqns if x.primitive.name == "dot_general")
-    return any(each & moved and each & weights for each in products)
+    return any(each & by_state and each & weights for each in products)

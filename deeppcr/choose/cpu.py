@@ -69,8 +69,8 @@ def is_left_to_xla(chain: TracedChain) -> bool:
 def multiplies_much(chain: TracedChain) -> bool:
     """Whether the gradients of arrays take less time at once, enough to compile them apart."""
     step, least = chain.step, MATRIX if chain.step.state_bytes < WIDE else 1
-    moved = moved_by(step.jaxpr, step.jaxpr.invars[: step.states])
-    work = chain.length * products_with(step.jaxpr, moved, least)
+    by_state = moved_by(step.jaxpr, step.jaxpr.invars[: step.states])
+    work = chain.length * products_with(step.jaxpr, by_state, least)
     return work >= WORTH * step.operations**2
 
 

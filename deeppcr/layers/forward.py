@@ -108,7 +108,7 @@ def forward(
             return in_order(consecutive, x)
         stacked = segment.stack(programs)
         if is_quick and not is_eager(stacked.inputs):
-            step = lambda x, own: (stacked.step(x, own), None)  # noqa: E731
+            step = lambda x, slices: (stacked.step(x, slices), None)  # noqa: E731
             return jax.lax.scan(step, x, stacked.inputs, stacked.length)[0]
         return solve(stacked.chain, x, batch_ndim=axes, **options).value
 

@@ -63,9 +63,9 @@ class Stack:
         """The same as a chain, whose inputs are those arrays."""
         return Chain(self.step, self.inputs, self.length)
 
-    def step(self, x: Any, own: Sequence[Any]) -> Any:
-        """One step, with its ``own`` slices of `inputs`."""
-        return in_order(self.code.build(iter(self._arrays(own))), x)
+    def step(self, x: Any, slices: Sequence[Any]) -> Any:
+        """One step, with its ``slices`` of `inputs`."""
+        return in_order(self.code.build(iter(self._arrays(slices))), x)
 
     def check(self, x: Any) -> Any:
         """What a step returns; `ValueError` if it has effects, which stacked copies would lose."""
@@ -99,8 +99,8 @@ class Stack:
             layers += _build(self.code, zip(arrays, self.shared, strict=True), made)[0]
         return layers
 
-    def _arrays(self, own: Sequence[Any]) -> list[Any]:
-        source, pairs = iter(own), zip(self.arrays, self.shared, strict=True)
+    def _arrays(self, slices: Sequence[Any]) -> list[Any]:
+        source, pairs = iter(slices), zip(self.arrays, self.shared, strict=True)
         return [array if shared else next(source) for array, shared in pairs]
 
 

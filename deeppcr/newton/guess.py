@@ -149,9 +149,9 @@ def users_guess(guess: Guess, carry: Carry, chain: TracedChain) -> Leaves:
     return [lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
 
 
-def _states(what: str, found: Any, carry: Carry, steps: tuple[int, ...], where: str = "") -> Leaves:
+def _states(what: str, users: Any, carry: Carry, steps: tuple[int, ...], where: str = "") -> Leaves:
     """Check a user's carry of ``steps`` and return its state leaves."""
-    leaves, structure = jax.tree.flatten(found)
+    leaves, structure = jax.tree.flatten(users)
     shapes = [jnp.shape(leaf) for leaf in leaves]
     expected = [(*steps, *z.shape) for z in carry.initial]
     if structure != carry.tree or shapes != expected:

@@ -93,11 +93,11 @@ class Convergence(NamedTuple):
         residual. ``iterations``, int32, have made the states.
         """
 
-        def moved(x: Array) -> Array:
+        def shifted(x: Array) -> Array:
             return jnp.where(entered, jnp.inf, jnp.roll(x, -distance, axis=0))
 
-        norm = moved(self.update_norm)
-        contraction = moved(self.contraction)
+        norm = shifted(self.update_norm)
+        contraction = shifted(self.contraction)
         infinite = jnp.full((), jnp.inf, self.worst.dtype)
         before = (iterations - jnp.int32(1)).astype(infinite.dtype)
         fresh = pack(*Stagnation(infinite, infinite, before, before))

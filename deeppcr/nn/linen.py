@@ -62,8 +62,8 @@ class RNN(linen.RNN):
             TypeError: an option is unknown.
         """
         if self.is_initializing() or self.variable_axes or self.variable_carry:
-            given: dict[str, Any] = {"initial_carry": initial_carry, "init_key": init_key}
-            return super().__call__(inputs, seq_lengths=seq_lengths, **(given | options))
+            initial: dict[str, Any] = {"initial_carry": initial_carry, "init_key": init_key}
+            return super().__call__(inputs, seq_lengths=seq_lengths, **(initial | options))
 
         def first(shape: tuple[int, ...]) -> Any:
             key = jax.random.key(0) if init_key is None else init_key

@@ -16,7 +16,7 @@ OPTIONS = ("return_carry", "time_major", "reverse", "keep_order")
 
 def recur(
     layer: Any,
-    given: dict[str, Any],
+    options: dict[str, Any],
     inputs: Any,
     carry: Any,
     first: Callable[[tuple[int, ...]], Any],
@@ -29,7 +29,7 @@ def recur(
 
     Args:
         layer: with a ``cell``, the `OPTIONS`, and ``unroll``, ``method`` and ``adjoint``.
-        given: the `OPTIONS` of this call; None for those of the layer.
+        options: the `OPTIONS` of this call; None for those of the layer.
         inputs: ``[*batch, time, *features]``, or ``time`` first.
         carry: the initial carry ``[*batch, ...]``; None for ``first``.
         first: a function that makes it, of the shape of the inputs at one time.
@@ -41,11 +41,11 @@ def recur(
     Returns:
         the state in the end, and the outputs: with ``return_carry`` the last carry and these.
     """
-    if unknown := given.keys() - set(OPTIONS):
+    if unknown := options.keys() - set(OPTIONS):
         raise TypeError(f"{min(unknown)} is no argument; expected one of {', '.join(OPTIONS)}.")
 
     def option(name: str) -> Any:
-        value = given.get(name)
+        value = options.get(name)
         return getattr(layer, name) if value is None else value
 
     return_carry = option("return_carry")

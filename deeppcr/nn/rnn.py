@@ -116,19 +116,19 @@ class RNN(nnx.RNN):
 
             def step(before: Any, x: Any) -> tuple[Any, Any]:
                 state, carry = before
-                here = jax.tree.map(lambda leaf: leaf, fixed)  # variables of this trace
-                cell = nnx.merge(graph, here, state)
+                unchanged = jax.tree.map(lambda leaf: leaf, fixed)  # variables of this trace
+                cell = nnx.merge(graph, unchanged, state)
                 carry, y = cell(carry, x)
                 return (split(cell, same, ...)[2], carry), y
 
             # Other variables than parameters may be means over the batch, which couple its entries.
-            others = jax.tree.leaves(nnx.filter_state(state, nnx.Not(nnx.Param)))
-            couples = any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in others)
-            after, found = recur(
+            variables = jax.tree.leaves(nnx.filter_state(state, nnx.Not(nnx.Param)))
+            couples = any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in variables)
+            after, outputs = recur(
                 self, options, inputs, initial_carry, first, seq_lengths, step, state, couples
             )
             nnx.update(cell, after)
-            return found
+            return outputs
 
         return run(self.cell)
 

@@ -173,8 +173,8 @@ class Instance:
         # Operations on arrays that are not traced are, too, under `jax.jit`.
         if any(isinstance(leaf, jax.core.Tracer) for leaf in (*leaves, *read, jnp.zeros(()))):
             return "jax traces it, as jax.jit, jax.grad and jax.vmap do"
-        here = all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
-        return "" if here else "there are arrays on other machines"
+        are_here = all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
+        return "" if are_here else "there are arrays on other machines"
 
     def candidates(
         self, methods: Sequence[Method], adjoint: AdjointOption = None
@@ -266,10 +266,10 @@ def instance_of(
         chain = Chain(named_after(program)(lambda z, x: program(z, x)[0]), xs, length)
         return Instance(chain, program, init, batch_ndim or 0, "init")
     every = programs_of(program, init)
-    found = divide(every)
-    chains = [segment for segment in found if not segment.reason]
+    segments = divide(every)
+    chains = [segment for segment in segments if not segment.reason]
     if not chains:
-        table = Description(found)
+        table = Description(segments)
         raise ValueError(f"there is no chain: no two neighbouring layers are alike.\n{table}")
     segment = max(chains, key=lambda segment: segment.stop - segment.start)
     run, state = segment.stack(every), init

@@ -308,8 +308,8 @@ def _without_doubt(
     if best.seconds * ERROR >= candidates[0].seconds:
         return candidates, why
     gain = _digits(candidates[0].seconds / best.seconds)
-    others = [one for one in candidates if one is not best]
-    return [best, *others], f'predicted {gain}x as fast as "auto", which takes {candidates[0].name}'
+    rest = [one for one in candidates if one is not best]
+    return [best, *rest], f'predicted {gain}x as fast as "auto", which takes {candidates[0].name}'
 
 
 def _promise(forward: Sequence[Candidate], gradient: Sequence[Candidate], source: str) -> str:

@@ -212,12 +212,12 @@ def _of_examples(
     return list(jaxpr_as_fun(program)(*operands))
 
 
-def _without_unused(used: Sequence[bool], *given: Any) -> tuple[list[bool], Any]:
+def _without_unused(used: Sequence[bool], *values: Any) -> tuple[list[bool], Any]:
     """The equation without results that nobody reads: XLA removes none of those of a function.
 
-    ``given``: the equation, since jax 0.12 after other values.
+    ``values``: the equation, since jax 0.12 after other values.
     """
-    equation = given[-1]
+    equation = values[-1]
     if not any(used) and not equation.effects:
         return [False] * len(equation.invars), None
     if all(used) or equation.params["structures"].used:

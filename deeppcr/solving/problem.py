@@ -97,8 +97,8 @@ class Problem:
             guess: Any = method.initial_guess  # a name, or a function of the chain
             if callable(guess):
                 method = dataclasses.replace(method, initial_guess=guess(unpadded))
-            if (found := chain_in_float32(chain)) is not chain:
-                in_float32 = dataclasses.replace(found, initial=[], inputs=[])
+            if (widened := chain_in_float32(chain)) is not chain:
+                in_float32 = dataclasses.replace(widened, initial=[], inputs=[])
         if isinstance(adjoint, Adjoint):
             adjoint = dataclasses.replace(adjoint, linearize=_bound(adjoint.linearize, unpadded))
         chain = dataclasses.replace(chain, function=None, adapt=None)
@@ -110,8 +110,8 @@ class Problem:
         end = len(axes) - len(rest)
         on: TracedChain = jax.tree.unflatten(jax.tree.structure(self.chain), axes[:end])
         many, of_chain = chain_of_examples(self.chain, size, on.initial, on.inputs, on.captured)
-        moved, of_rest = at_front(rest, axes[end:])
-        in_float32, method, adjoint = jax.tree.unflatten(beside, moved)
+        arrays, of_rest = at_front(rest, axes[end:])
+        in_float32, method, adjoint = jax.tree.unflatten(beside, arrays)
         examples = Examples(jax.tree.structure(self), (*of_chain, *of_rest), len(on.captured))
         return dataclasses.replace(
             self,
@@ -220,17 +220,17 @@ class Problem:
         method = None if isinstance(self.method, Auto) else self.method
         if isinstance(method, Newton) and (blocks := self.linearizations[0]):
             method = dataclasses.replace(method, linearize=blocks.of_adjoint or "auto")
-        found: dict[str, AdjointOption] = {DEFAULT: adjoint}
+        options: dict[str, AdjointOption] = {DEFAULT: adjoint}
         if adjoint is None:
             choices = for_each_platform(partial(choose_adjoint, shapes, method))
-            found = differing({name: choice.option for name, choice in choices.items()})
+            options = differing({name: choice.option for name, choice in choices.items()})
         loops = {
             name: isinstance(each, Sequential) and not each.fused
             for name, each in self.methods().items()
         }
         return {
             name: resolve_adjoint(each, method, shapes, loops.get(name, all(loops.values())))
-            for name, each in found.items()
+            for name, each in options.items()
         }
 
 
@@ -292,10 +292,10 @@ def _per_example(problem: Problem, method: Newton, chain: TracedChain) -> Run:
     rest = jax.tree.leaves((problem.in_float32, problem.method, problem.adjoint))
 
     def one(*leaves: Any) -> Run:
-        own: Problem = jax.tree.unflatten(structure, leaves)
+        example: Problem = jax.tree.unflatten(structure, leaves)
         # The method that was chosen has the leaves of the option that it was chosen for.
-        of_one = jax.tree.unflatten(jax.tree.structure(method), jax.tree.leaves(own.method))
-        return solution_of(dataclasses.replace(own, method=of_one))
+        of_one = jax.tree.unflatten(jax.tree.structure(method), jax.tree.leaves(example.method))
+        return solution_of(dataclasses.replace(example, method=of_one))
 
     leaves = [*chain.initial, *chain.inputs, *chain.captured[:captured], *rest]
     size = chain.layout.batch_shape[0]

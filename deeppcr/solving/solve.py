@@ -74,9 +74,9 @@ def _solve_on_explicit_mesh(
         sharding = ChainSharding(sharding.backwards, mesh)
 
     def inside(initial: Any, inputs: Any, captured: Any) -> Run:
-        here = dataclasses.replace(sharding, mesh=jax.sharding.get_abstract_mesh())
+        on_auto_axes = dataclasses.replace(sharding, mesh=jax.sharding.get_abstract_mesh())
         arrays = dataclasses.replace(
-            chain, initial=initial, inputs=inputs, captured=captured, axis=here
+            chain, initial=initial, inputs=inputs, captured=captured, axis=on_auto_axes
         )
         return solve_chain(without_shardings(arrays), method, adjoint)
 

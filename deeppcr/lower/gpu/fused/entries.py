@@ -185,14 +185,14 @@ def _rearranged(equation: Any, operands: list[Entries], rule: Any) -> list[Entri
     """A move of entries: the examples are where the same move puts their numbers."""
     shapes = [x.aval.shape for x in equation.invars[: len(operands)]]
     tables = [np.broadcast_to(x.table, shape) for x, shape in zip(operands, shapes, strict=True)]
-    moved = rule(equation, tables)
-    along: list[list[int | None]] = [[] for _ in moved]
+    rearranged = rule(equation, tables)
+    along: list[list[int | None]] = [[] for _ in rearranged]
     for axes in zip(*(x.examples for x in operands), strict=True):
         sizes = {shape[axis] for shape, axis in zip(shapes, axes, strict=True) if axis is not None}
         places = rule(equation, list(map(_places, shapes, axes)))
         for examples, of_result in zip(along, places, strict=True):
             examples.append(_axis_of(equation, of_result, sizes))
-    results = zip(moved, map(tuple, along), strict=True)
+    results = zip(rearranged, map(tuple, along), strict=True)
     return [Entries(_narrowed(np.asarray(table), axes), axes) for table, axes in results]
 
 
