@@ -80,8 +80,8 @@ class Description:
 def describe(layers: Any, x: Any) -> Description:
     """Show how `deeppcr.forward` runs ``layers``: as chains, or one by one and why.
 
-    The code of each layer runs once, on shapes, as in `jax.eval_shape`: what it writes into objects
-    of Python stays there.
+    The code of each layer runs once, on shapes, as in `jax.eval_shape`, and on a copy: modules stay
+    as they are, while what a function writes into other objects of Python stays there.
 
     A chain is solved as the arguments of `deeppcr.forward` say. Without any, a CPU may call its
     layers one by one, too, because that compiles faster: see there.
