@@ -18,8 +18,23 @@ WIDTH = 120  # of everything that is printed
 NOTE = "note"  # the column that is printed in lines below its table
 # Columns that say which case a row belongs to; where all rows agree, they stand above the table.
 LABELS = (
-    *("target", "entry", "kind", "data", "activation", "chain", "scaling", "on paper"),
-    *("L", "w", "batch", "modules", "steps", "direction", "growth rate", "forecast", "jax"),
+    "target",
+    "entry",
+    "kind",
+    "data",
+    "activation",
+    "chain",
+    "scaling",
+    "on paper",
+    "L",
+    "w",
+    "batch",
+    "modules",
+    "steps",
+    "direction",
+    "growth rate",
+    "forecast",
+    "jax",
 )
 
 
