@@ -117,9 +117,14 @@ def fused_step(chain: TracedChain) -> FusedStep:
     """
     if chain.axis.is_sharded:
         raise CannotFuse("the chain is sharded over a mesh")
-    states, program = chain.step.states, chain.step.evaluated
-    program = program._replace(outvars=program.outvars[:states])
-    return FusedStep.of(program, states, chain.layout.batch_shape)
+    step, batch_shape = chain.step, chain.layout.batch_shape
+
+    def of_states() -> FusedStep:
+        program = step.evaluated
+        program = program._replace(outvars=program.outvars[: step.states])
+        return FusedStep.of(program, step.states, batch_shape)
+
+    return step.remember(("fused", batch_shape), of_states)
 
 
 def kernel_of(chain: TracedChain) -> FusedStep | None:

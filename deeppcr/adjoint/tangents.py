@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
-from weakref import WeakKeyDictionary
 
 import jax
 
@@ -37,11 +36,10 @@ from depth.jaxprs import (
     interpret,
     is_literal,
     moved_by,
+    producers,
     read_by,
 )
 from depth.primitives import primitive
-
-_PROGRAMS: WeakKeyDictionary[Step, dict[Any, "StepTangents"]] = WeakKeyDictionary()
 
 Values = Mapping[Any, Any]  # of variables
 
@@ -81,12 +79,10 @@ class StepTangents:
     @classmethod
     def of(cls, step: Step, moves: Moves, in_halves: bool) -> Self:
         """Of a step, of which these leaves move; traced once."""
-        programs = _PROGRAMS.setdefault(step, {})
-        masks = tuple(moves.inputs), tuple(moves.captured), in_halves
-        if masks not in programs:
-            with on_no_mesh():
-                programs[masks] = _traced(step, moves, in_halves)
-        return programs[masks]  # type: ignore[return-value]
+        key = "tangents", tuple(moves.inputs), tuple(moves.captured), in_halves
+        with on_no_mesh():
+            traced: Self = step.remember(key, partial(_traced, step, moves, in_halves))
+        return traced
 
     def primals(self, state: Leaves, inputs: Leaves, captured: Leaves) -> Values:
         """The values of the variables that are no tangents."""
@@ -142,7 +138,8 @@ class StepTangents:
         return results[: self.step.states], results[self.step.states :]
 
 
-def _traced(step: Step, moves: Moves, in_halves: bool) -> StepTangents:
+def _traced(step: Step, moves: Moves, in_halves: bool) -> Any:
+    """See `StepTangents.of`."""
     program, states = step.evaluated, step.states
     variables = program.invars[:states], program.invars[states:], program.constvars
     z, x, c = map(abstract_avals, variables)
@@ -167,9 +164,7 @@ def _traced(step: Step, moves: Moves, in_halves: bool) -> StepTangents:
     operands = _Variables(*jax.tree.unflatten(tree, whole.invars))
     values = whole.outvars[count:]
     whole = whole._replace(outvars=whole.outvars[:count])
-    equations: dict[Any, Any] = {}
-    for equation in whole.eqns if values else ():
-        equations.update(dict.fromkeys(equation.outvars, equation))
+    equations = producers(whole) if values else {}
     sources = [None if is_literal(y) or y not in equations else (equations[y], y) for y in values]
     between = _between(whole, operands) if in_halves else None
     shared = {*operands.primals[len(z) + len(x) :], *operands.dc}

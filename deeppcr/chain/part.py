@@ -16,7 +16,6 @@ from deeppcr.arrays.avals import avals_of
 from deeppcr.arrays.state import Leaves, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
-from deeppcr.lower import kept as remembered
 from deeppcr.programs.calls import without_unused
 from deeppcr.programs.dependence import results_of
 from depth.jaxprs import (
@@ -138,7 +137,7 @@ def step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int] = 
     Made once for a step, since what is known of a step is stored by step.
     """
     key = tuple(kept), tuple(outputs), tuple(also_read)
-    return remembered(step.memory, key, partial(_step_part, step, *key))
+    return step.remember(("part", *key), partial(_step_part, step, *key))
 
 
 def _step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) -> Step:

@@ -7,7 +7,7 @@ dependences are explicit and differentiable: see `trace.py` for how the first be
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -35,6 +35,8 @@ from depth.jaxprs import (
     is_literal,
     names,
 )
+
+T = TypeVar("T")
 
 
 class Extended(NamedTuple):
@@ -71,7 +73,7 @@ class Step:
             outputs. In the jaxpr only outputs may be weakly typed.
         example: the step of one example, if this one is its `jax.vmap`: see `examples.py`.
         kept: variables whose values are inputs, and the variables of these: see `kept.py`.
-        memory: what has been made of this step, by what it is.
+        memory: what has been made of this step, by what it is: see `remember`.
     """
 
     jaxpr: Program
@@ -93,6 +95,13 @@ class Step:
     def input_of(self, leaves: Sequence[Any]) -> Any:
         """The input of the traced function, from the leaves of an input."""
         return jax.tree.unflatten(self.input_tree, leaves[: self.input_tree.num_leaves])
+
+    def remember(self, key: Any, make: Callable[[], T]) -> T:
+        """What ``make`` returns, which is called once for a ``key``."""
+        if key not in self.memory:
+            self.memory[key] = make()
+        result: T = self.memory[key]
+        return result
 
     @cached_property
     def variables(self) -> list[Any]:

@@ -17,7 +17,6 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -90,21 +89,18 @@ class Structure:
         return f"{self.kind}: {what}" + ("" if self.separate else f"; {MIXED}")
 
 
-_STRUCTURES: WeakKeyDictionary[Step, dict[StateLayout, Structure]] = WeakKeyDictionary()
-
-
 def find_structure(step: Step, layout: StateLayout) -> Structure:
     """What the program of ``step`` proves about a state with this ``layout``.
 
     Computed once for each step.
     """
-    structures = _STRUCTURES.setdefault(step, {})
-    if layout not in structures and step.example is not None:  # `jax.vmap` keeps examples separate
+    if step.example is not None:  # `jax.vmap` keeps examples separate
         one = dataclasses.replace(layout, batch_shape=layout.batch_shape[1:])
-        structures[layout] = find_structure(step.example, one)
-    if layout not in structures:
-        structures[layout] = _connect(step, layout)
-    return structures[layout]
+        return find_structure(step.example, one)
+    if layout not in step.memory:
+        step.memory[layout] = _connect(step, layout)
+    structure: Structure = step.memory[layout]
+    return structure
 
 
 def _connect(step: Step, layout: StateLayout) -> Structure:

@@ -1,5 +1,7 @@
 """Derivatives by loops, whole or in halves: those of `jax.lax.scan`, from programs of its size."""
 
+import gc
+import weakref
 from functools import partial
 
 import jax
@@ -9,6 +11,11 @@ from jax import lax
 
 import deeppcr
 from deeppcr.adjoint import Backpropagation
+from deeppcr.adjoint.moves import Moves
+from deeppcr.adjoint.tangents import StepTangents
+from deeppcr.arrays.state import StateLayout
+from deeppcr.chain.trace import trace
+from deeppcr.structure.find import find_structure
 from tests.problems import assert_agree, normal
 
 L, N, BATCH = 20, 3, 2
@@ -218,3 +225,14 @@ def test_examples_of_a_loop_inside_a_step(reads):
         return [jax.jvp(gradient, (z,), (jnp.cos(z),)) for gradient in gradients]
 
     assert_agree(*jax.jit(both)(Z[0]), 1e-10)
+
+
+def test_a_step_does_not_outlive_its_chain():
+    """What is known of a step, which refers to it, keeps it no longer than it is used."""
+    step, _ = trace(lambda z, x: (jnp.tanh(z + x), None), jnp.ones(2), jnp.ones(2))
+    StepTangents.of(step, Moves([True], [True], []), in_halves=False)
+    find_structure(step, StateLayout.of([jnp.ones(2)], 0))
+    alive = weakref.ref(step)
+    del step
+    gc.collect()
+    assert alive() is None
