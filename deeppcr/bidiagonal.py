@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from deeppcr.arrays.avals import explicit_mesh, with_auto_axes, with_auto_types
+from deeppcr.arrays import explicit_mesh, with_auto_axes, with_auto_types
 from deeppcr.checks import as_array
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
 from deeppcr.linear.groups import BlockDiagonals

@@ -16,8 +16,16 @@ Example:
     Array(1., dtype=float32)
 """
 
-from deeppcr.arrays.avals import abstract, like, of_step, varying_axes
-from deeppcr.arrays.state import check_batch, combine, floating, partition
+from deeppcr.arrays import (
+    abstract,
+    check_batch,
+    combine,
+    floating,
+    like,
+    of_step,
+    partition,
+    varying_axes,
+)
 from deeppcr.checks import (
     as_array,
     check_count,

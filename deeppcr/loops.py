@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.arrays.avals import like, varying_axes
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, like, varying_axes
 from deeppcr.lower import ahead, steps_per_test
 from deeppcr.lower import unless as at_most_one_trip
 from depth.loops import named_loop

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_count, check_type, option_tree
@@ -21,8 +21,7 @@ from deeppcr.lower import (
     kernels_run,
     scan_in_chunks,
 )
-from deeppcr.progress import EXPECTED, Progress
-from deeppcr.solution import Run
+from deeppcr.solution import EXPECTED, Progress, Run
 
 # The most instructions of a step of one thread whose values stay in registers: one of 2944, tanh
 # with 32 units, takes 64 us on an H100 (jax 0.11.2).

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from depth.jaxprs import is_literal, producers
-from depth.moves import Array
-from depth.primitives import primitive
+from depth.primitives import Array, primitive
 
 LARGEST = 1 << 20  # elements
 DEEPEST = 64  # equations in a row

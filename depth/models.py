@@ -18,9 +18,8 @@ from functools import lru_cache
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from depth.compilers import is_hoisted
 from depth.device import Device
-from depth.platforms import chosen_device, compiled_for, cores, first_device
+from depth.platforms import chosen_device, compiled_for, cores, first_device, is_hoisted
 
 _T = 1e12
 _G = 2**30

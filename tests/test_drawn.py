@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import deeppcr
-from deeppcr.chain import drawn
+from deeppcr.chain import trace
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
 
@@ -100,7 +100,7 @@ def test_a_batch_of_calls_draws_for_each():
 def test_what_would_take_too_much_memory_is_drawn_by_the_steps(monkeypatch):
     step, z, xs = STEPS["keys that are given"]
     few = jax.make_jaxpr(partial(loss, deeppcr.scan, step))(W, z, xs)
-    monkeypatch.setattr(drawn, "MOST_BYTES", L * N - 1)
+    monkeypatch.setattr(trace, "MOST_BYTES", L * N - 1)
     many = jax.make_jaxpr(partial(loss, deeppcr.scan, step))(W, z, xs)
     assert str(few) != str(many)
     assert_agree(loss(deeppcr.scan, step, W, z, xs), loss(jax.lax.scan, step, W, z, xs))

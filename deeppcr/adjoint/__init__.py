@@ -1,10 +1,8 @@
 """Derivatives of a chain, independent of the method that computed its states.
 
 rules.py            the tangent equations as one linear system; its transpose is backpropagation
-in_order.py         the same by loops on one device: one linear function, one loop each way
-tangents.py         the program of a step's tangents
-moves.py            what is differentiated
-backpropagation.py  one step after another
+backpropagation.py  the same by loops on one device: one linear function, one loop each way
+tangents.py         what is differentiated, and the program of a step's tangents
 jacobian.py         Jacobian blocks of all steps and one linear recurrence
 one_kernel.py       the adjoint states by one kernel of a GPU
 """

@@ -17,10 +17,9 @@ import numpy as np
 from jax import Array
 
 from deeppcr.adjoint.backpropagation import Backpropagation
-from deeppcr.adjoint.moves import pullback
 from deeppcr.adjoint.one_kernel import by_kernel, by_windows
-from deeppcr.arrays.avals import abstract
-from deeppcr.arrays.state import Leaves
+from deeppcr.adjoint.tangents import pullback
+from deeppcr.arrays import Leaves, abstract
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, option_tree
 from deeppcr.linear import Blocks, LinearSolver, Recurrence, find_solver

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.adjoint.moves import pullback
-from deeppcr.arrays.avals import of_step
-from deeppcr.arrays.state import Leaves, add
+from deeppcr.adjoint.tangents import pullback
+from deeppcr.arrays import Leaves, add, of_step
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.lower import (

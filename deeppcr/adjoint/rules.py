@@ -32,11 +32,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.adjoint.backpropagation import Backpropagation
-from deeppcr.adjoint.in_order import InOrder, is_in_order
+from deeppcr.adjoint.backpropagation import Backpropagation, InOrder, is_in_order
 from deeppcr.adjoint.jacobian import Adjoint
-from deeppcr.adjoint.moves import Moves, TangentEquations, Tangents, moving, parts, pullback
-from deeppcr.arrays.state import Leaves, add, combine, partition
+from deeppcr.adjoint.tangents import Moves, TangentEquations, Tangents, moving, parts, pullback
+from deeppcr.arrays import Leaves, add, combine, partition
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.kept import keeping

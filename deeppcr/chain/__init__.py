@@ -1,13 +1,11 @@
 """A chain, from what a user wrote to a traced step, its carry, and its examples.
 
-chain.py      `Chain`, `TracedChain`
-trace.py      a user's function, traced to a step
+chain.py      `Chain`, `TracedChain`, and why one cannot be solved in parallel
+trace.py      a user's function, traced to a step; random numbers of all steps, drawn at once
 step.py       `Step`: a pure function of arrays
 carry.py      a carry, split into what is solved for and what runs ahead
 part.py       a chain of some leaves of the state
 examples.py   a chain under `jax.vmap`
-drawn.py      random numbers of all steps, drawn at once
 kept.py       what a loop keeps for its derivative
 eager.py      eager calls compile once
-obstacles.py  why a chain cannot be solved in parallel
 """

@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.arrays.avals import is_weak, with_weak_type
-from deeppcr.arrays.state import Leaves, combine, partition
+from deeppcr.arrays import Leaves, combine, is_weak, partition, with_weak_type
 from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.step import Extended, Step
 from deeppcr.checks import named_after

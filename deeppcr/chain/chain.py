@@ -1,14 +1,15 @@
 """`Chain`, a sequential program ``z_l = step(z_{l-1}, x_l)``, ``l = 1..L``, and `TracedChain`.
 
 Users write a `Chain`. A `TracedChain` is the same program, checked and traced, which evaluates all
-its steps at once. All code below the api works on it.
+its steps at once. All code below the api works on it. A table (`OBSTACLES`) says why some chains
+cannot be solved in parallel.
 """
 
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +17,119 @@ import numpy as np
 from jax import Array, export, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.arrays.avals import abstract, avals_of, explicit_mesh, of_step, varying_axes
-from deeppcr.arrays.state import Leaves, StateLayout, cast, check_batch
+from deeppcr.arrays import (
+    Leaves,
+    StateLayout,
+    abstract,
+    avals_of,
+    cast,
+    check_batch,
+    explicit_mesh,
+    of_step,
+    varying_axes,
+)
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain.carry import Carry
-from deeppcr.chain.drawn import drawn_first
-from deeppcr.chain.obstacles import Obstacle, find_obstacle
 from deeppcr.chain.step import Extended, Step
-from deeppcr.chain.trace import trace
+from deeppcr.chain.trace import drawn_first, trace
 from deeppcr.checks import check_type, describe, leaves_as_arrays, named_after, no_array
 from deeppcr.programs.dependence import results_of
+from deeppcr.programs.effects import (
+    couples_devices,
+    drawn_alone,
+    named_shardings,
+    without_steps,
+    without_vmap,
+)
 from depth.jaxprs import equations, vary
 from depth.primitives import of_kind
+
+# -- obstacles -------------------------------------------------------------------------------------
+
+
+class Obstacle(NamedTuple):
+    """Why a chain has to run as `jax.lax.scan`, and what a parallel method expects."""
+
+    reason: str
+    expected: str
+    error: type[Exception] = ValueError
+
+
+def find_obstacle(step: Step, carry: Carry, arrays: Leaves) -> Obstacle | None:
+    """The first in the table that is found."""
+    for find, reason, *expected in OBSTACLES:
+        if words := find(step, carry, arrays):
+            return Obstacle(reason.format(words), *expected)
+    return None
+
+
+def _symbolic(step: Step, carry: Carry, arrays: Leaves) -> bool:
+    of_step = avals_of(results_of(step.jaxpr.eqns))
+    shapes = [getattr(array, "shape", ()) for array in (*arrays, *of_step)]
+    return any(map(export.is_symbolic_dim, set[Any]().union(*shapes)))
+
+
+def _uneven(step: Step, carry: Carry, arrays: Leaves) -> str:
+    varied = [varying_axes(z) for z in carry.state]
+    if len(set(varied)) <= 1:
+        return ""
+    pairs = zip(carry.state_names, varied, strict=True)
+    return ", ".join(f"{name} over {sorted(axes) or 'none'}" for name, axes in pairs)
+
+
+# A function that finds it in a step, the reason with what is found, what is expected instead.
+OBSTACLES: tuple[tuple[Any, ...], ...] = (
+    (
+        lambda step, *_: ", ".join(step.effects),
+        "the step has side effects ({}), and steps side by side have no order",
+        "a step without any",
+    ),
+    (
+        _symbolic,
+        "it has symbolic dimensions (jax.export.symbolic_shape)",
+        "numbers, which Jacobian blocks need",
+    ),
+    (
+        _uneven,
+        "the leaves of its state vary over different axes of jax.shard_map ({})",
+        "leaves that vary over the same, by jax.lax.pcast",
+    ),
+    (
+        lambda step, carry, _: couples_devices(step.evaluated, varying_axes(carry.state)),
+        "it communicates over axes of jax.shard_map over which its state varies ({}), so that the "
+        "chains of all devices are one",
+        "a state that is the same on all devices, with check_vma=True",
+    ),
+    (
+        lambda step, *_: without_vmap(step.evaluated),
+        "jax.vmap refuses it, since it contains a {} with vmap_method=None",
+        'another one, as vmap_method="sequential"',
+    ),
+    (
+        lambda step, *_: named_shardings(step.evaluated),
+        "it names shardings over a mesh ({}), and all steps at once have another axis",
+        "none, or jax.lax.with_sharding_constraint over axes of the type Auto",
+    ),
+    (
+        lambda step, *_: without_steps(step.evaluated),
+        "jax.vmap of all steps does not map what it communicates ({})",
+        "psum, pmean, all_gather or ppermute",
+    ),
+    (
+        lambda step, *_: drawn_alone(step.evaluated),
+        "it draws random bits with keys of dtype {}, and all steps at once draw others",
+        'keys of jax.random.key(seed, impl="threefry2x32"), or numbers drawn before',
+    ),
+    (
+        lambda _, carry, __: ", ".join(carry.coupled),
+        "{} depends on the floating part of the carry, and has no derivative with respect to it",
+        "integers, flags and keys that depend on inputs and on each other alone",
+        TypeError,
+    ),
+)
+
+
+# -- chains ----------------------------------------------------------------------------------------
 
 
 def chain_length(inputs: Any, length: int | None, name: str) -> int:

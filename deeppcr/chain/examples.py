@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.arrays.avals import abstract, avals_of, of_step
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, abstract, avals_of, of_step
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.chain.trace import on_no_mesh

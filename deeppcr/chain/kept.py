@@ -19,14 +19,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from deeppcr.arrays.avals import abstract_avals
-from deeppcr.arrays.state import Leaves, combine, floating, partition
+from deeppcr.arrays import Leaves, abstract_avals, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.chain.trace import on_no_mesh
 from deeppcr.programs.cut_first import opened
-from deeppcr.programs.dependence import results_of
-from deeppcr.programs.terms import products_of
+from deeppcr.programs.dependence import products_of, results_of
 from depth.counts import nbytes
 from depth.jaxprs import (
     Program,

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deeppcr.arrays.avals import avals_of
-from deeppcr.arrays.state import Leaves, combine, floating, partition
+from deeppcr.arrays import Leaves, avals_of, combine, floating, partition
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.programs.calls import without_unused

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from deeppcr.arrays.avals import avals_of, varying_axes, with_weak_type
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, avals_of, varying_axes, with_weak_type
 from deeppcr.lower import as_products, own_filters
 from deeppcr.programs.cut_first import cut_first, evaluate
 from deeppcr.programs.dependence import is_affine
@@ -22,7 +21,7 @@ from deeppcr.programs.effects import (
     why_forwards_only,
     why_not_differentiable,
 )
-from deeppcr.programs.precision import in_full_precision
+from deeppcr.programs.retrace import in_full_precision
 from depth.counts import nbytes
 from depth.jaxprs import (
     Program,

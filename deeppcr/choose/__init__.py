@@ -14,19 +14,17 @@
 `deeppcr.plan` prints what the rule takes and why, and `deeppcr.tune` measures.
 """
 
-from deeppcr.choose.options import (
+from deeppcr.choose.rule import (
     AdjointOption,
     Auto,
+    Choice,
     Method,
     MethodOption,
-    find_adjoint,
-    find_method,
-)
-from deeppcr.choose.rule import (
-    Choice,
     always_loops,
     choose_adjoint,
     choose_method,
+    find_adjoint,
+    find_method,
     left_to_jax,
     loops_of,
 )

@@ -12,7 +12,7 @@ from deeppcr import lower
 from deeppcr.chain.chain import TracedChain
 from deeppcr.linear.named import FEW_PRODUCTS, pcr_suits
 from deeppcr.linearize import exact_linearization
-from deeppcr.programs.terms import products_of
+from deeppcr.programs.dependence import products_of
 from deeppcr.sequential import kernel_of
 from deeppcr.structure import find_structure
 from depth.counts import ceil_log2, nbytes

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from deeppcr import lower
 from deeppcr.adjoint import Autodiff, Backpropagation
-from deeppcr.arrays.state import floating
+from deeppcr.arrays import floating
 from deeppcr.chain.chain import TracedChain
-from deeppcr.programs.terms import products_of, products_with
+from deeppcr.programs.dependence import products_of, products_with
 from depth.counts import nbytes
 from depth.jaxprs import equations, moved_by
 from depth.primitives import primitive

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves
 from deeppcr.axis import ChainAxis
 from deeppcr.loops import CORRECTION, FALLBACK, fallback, iterate, steps_from
 

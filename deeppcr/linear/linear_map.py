@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
-from deeppcr.arrays.avals import avals_of, like, varying_axes
-from deeppcr.arrays.state import Leaves, add, combine, partition
+from deeppcr.arrays import Leaves, add, avals_of, combine, like, partition, varying_axes
 from deeppcr.programs.calls import Call, Later, nonzero
 from depth.jaxprs import without_constants
 

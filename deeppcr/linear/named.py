@@ -19,7 +19,7 @@ from functools import partial
 import jax
 from jax import Array
 
-from deeppcr.arrays.avals import like
+from deeppcr.arrays import like
 from deeppcr.checks import check_name
 from deeppcr.linear.blocks import Blocks
 from deeppcr.linear.linear_map import LinearMap, solved

@@ -33,8 +33,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.arrays.avals import like
-from deeppcr.arrays.state import float32_or_better
+from deeppcr.arrays import float32_or_better, like
 from deeppcr.checks import describe, did_you_mean
 from deeppcr.linear.blocks import Blocks, Diagonals, Matrices
 from deeppcr.linear.named import AutoSolver, name_of, solve_recurrence

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.arrays.state import float32_or_better
+from deeppcr.arrays import float32_or_better
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.judged import System, solve_judged

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.arrays.avals import abstract, avals_of, of_step
-from deeppcr.arrays.state import StateLayout
+from deeppcr.arrays import StateLayout, abstract, avals_of, of_step
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.chain.trace import trace

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from deeppcr.arrays.state import StateLayout
+from deeppcr.arrays import StateLayout
 from deeppcr.chain.step import Step
 from deeppcr.checks import check_name
 from deeppcr.linearize.linearization import BlockDiagonal, Dense, Diagonal, Linearization, constant

@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.arrays.avals import like
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, like
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.lower import even_chunk, scan_in_chunks, steps_held

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.arrays.state import StateLayout
+from deeppcr.arrays import StateLayout
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step, users_input
 from deeppcr.checks import check_type, describe, option_tree

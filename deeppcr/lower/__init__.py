@@ -4,9 +4,9 @@ Above it, steps in order are `loop`, an equation whose program is one `jax.lax.s
 once are `each`. How they run is decided when jax lowers them, by the platform that it lowers for.
 
     steps.py           `loop`, `each`, the equation of both, and how rules read it
-    loops.py           loops that end when their data says so, and loops in chunks
+    loops.py           loops that end when their data says so, loops in chunks, and products,
+                       rounds and carries of a linear recurrence
     products.py        which products are small, and how they are written as sums
-    recurrence.py      products, rounds and carries of a linear recurrence
     variants.py        programs with variants for several platforms; the facts of a device
     cpu/               an ordered list of rules
     gpu/               what XLA's compiler for GPUs needs; a loop as one kernel
@@ -30,28 +30,26 @@ from deeppcr.lower.gpu.fused import (
     obstacle,
 )
 from deeppcr.lower.loops import (
-    Opening,
-    ahead,
-    even_chunk,
-    once_unless,
-    opening,
-    scan_in_chunks,
-    steps_held,
-    steps_in_cache,
-    steps_per_test,
-    unless,
-)
-from deeppcr.lower.recurrence import (
     FEW_STEPS,
     HIGHEST,
+    Opening,
     Use,
+    ahead,
     computed_once,
+    even_chunk,
     in_place,
     is_written_out,
     longest_in_order,
     matvec,
+    once_unless,
+    opening,
     pack,
+    scan_in_chunks,
     spread,
+    steps_held,
+    steps_in_cache,
+    steps_per_test,
+    unless,
     unpack,
 )
 from deeppcr.lower.steps import each, loop

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from deeppcr.arrays.state import float32_or_better
+from deeppcr.arrays import float32_or_better
 from depth.counts import matrices
 from depth.jaxprs import is_literal
 

@@ -14,8 +14,7 @@ from jax import lax
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
-from deeppcr.arrays.avals import abstract_avals
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, abstract_avals
 from deeppcr.lower.variants import target
 from deeppcr.programs.calls import Call, with_operands, without_unused
 from deeppcr.programs.retrace import retraced

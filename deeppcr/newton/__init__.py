@@ -5,9 +5,8 @@ iteration.py     linearise, solve, check, repeat: the loop
 iterate.py       the state of that loop, its window, its progress, and the sequential fallback
 convergence.py   the convergence test, also used by the adjoint
 guess.py         the initial trajectory
-damping.py       `TrustRegion`, for chains that amplify differences
+damping.py       `TrustRegion`, for chains that amplify differences, and their growth rate
 acceleration.py  `Anderson`, for iterations that converge slowly
-lyapunov.py      the growth rate of differences
 one_kernel.py    a solve as one kernel of a GPU
 """
 

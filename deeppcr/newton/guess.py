@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.arrays.avals import abstract
-from deeppcr.arrays.state import Leaves, cast
+from deeppcr.arrays import Leaves, abstract, cast
 from deeppcr.chain.carry import Carry
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves
 from deeppcr.chain.chain import TracedChain
 from deeppcr.loops import FALLBACK, fallback, steps_from, unless
 from deeppcr.lower import fused_scan, pack

@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from deeppcr.arrays.avals import like
-from deeppcr.arrays.state import cast
+from deeppcr.arrays import cast, like
 from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.chain.chain import TracedChain
 from deeppcr.linear import Blocks
@@ -26,10 +25,9 @@ from deeppcr.loops import ITERATION, STEP, iterate, named
 from deeppcr.lower import Opening, each, in_place, once_unless, opening
 from deeppcr.newton import one_kernel
 from deeppcr.newton.convergence import ROUNDING, Criterion, Evaluation
-from deeppcr.newton.damping import SWEEPS, largest
+from deeppcr.newton.damping import SWEEPS, growth_rate, largest
 from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.iterate import Convergence, Iterate, Progress, Window, finish
-from deeppcr.newton.lyapunov import growth_rate
 from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
 
 SMALL = 4  # entries of a block, up to which a product of two is cheap

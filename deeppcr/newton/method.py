@@ -53,9 +53,9 @@ from deeppcr.newton.convergence import (
 from deeppcr.newton.damping import TrustRegion
 from deeppcr.newton.guess import Guess, check_guess
 from deeppcr.newton.iteration import NewtonSolver
-from deeppcr.programs.precision import own_rounding
-from deeppcr.progress import EXPECTED, Progress, Reporter
+from deeppcr.programs.retrace import own_rounding
 from deeppcr.sharding import solver_on
+from deeppcr.solution import EXPECTED, Progress, Reporter
 
 # A number, an array of one for each step, or a function of the inputs of a step.
 Tolerance = float | Callable[[Any], Any] | Any

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from deeppcr.arrays.avals import like
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, like
 from deeppcr.chain.chain import TracedChain
 from deeppcr.lower import (
     CannotFuse,

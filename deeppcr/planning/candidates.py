@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.api import solve
-from deeppcr.arrays.state import combine, floating, partition
+from deeppcr.arrays import combine, floating, partition
 from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_chain, with_outputs
 from deeppcr.chain.kept import keeping
 from deeppcr.checks import check_type, describe, named_after, no_array

@@ -11,8 +11,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from deeppcr.arrays.avals import avals_of
-from deeppcr.arrays.state import combine, partition
+from deeppcr.arrays import avals_of, combine, partition
 from depth.counts import named_axes
 from depth.jaxprs import HoldsProgram, Program, constants_of, equations, without_constants
 

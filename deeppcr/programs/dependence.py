@@ -17,18 +17,20 @@ program: its results have to be affine in it or independent of it, with jax's ow
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from itertools import chain, filterfalse
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves
 from deeppcr.programs.cut_first import evaluate
+from depth.counts import size
 from depth.jaxprs import (
     Program,
     Replacement,
     called,
+    equations,
     interpret,
     is_literal,
     needed,
@@ -36,7 +38,7 @@ from depth.jaxprs import (
     scan_parts,
     without_constants,
 )
-from depth.primitives import primitive
+from depth.primitives import of_kind, primitive
 
 AFFINE, OTHER = 1, 2  # degrees: how a value depends on the state
 
@@ -202,3 +204,21 @@ def _is_linear(equation: Any, operands: list[int]) -> bool:
         "last": is_alone and bool(operands[-1]),
     }
     return by_name.get(primitive(equation).linear, False)
+
+
+def products_with(program: Any, dependent: Set[Any], least: int) -> int:
+    """The operations of products with an array that is not ``dependent``, of ``least`` entries.
+
+    Of the programs inside, those of all products.
+    """
+    small = [
+        x
+        for x in of_kind(program.eqns, "product")
+        if max(map(size, read_by([x]).keys() - dependent), default=0) < least
+    ]
+    return products_of(program) - sum(primitive(x).work(x) for x in small)
+
+
+def products_of(program: Any) -> int:
+    """The operations of the products of a program, convolutions included."""
+    return sum(primitive(x).work(x) for x in of_kind(equations(program), "product"))

@@ -9,8 +9,14 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.sharding import AxisType, NamedSharding
 
-from deeppcr.arrays.avals import abstract_avals, avals_of, varying_axes
-from deeppcr.arrays.state import combine, floating, partition
+from deeppcr.arrays import (
+    abstract_avals,
+    avals_of,
+    combine,
+    floating,
+    partition,
+    varying_axes,
+)
 from deeppcr.programs.dependence import defining
 from depth.counts import named_axes
 from depth.jaxprs import (

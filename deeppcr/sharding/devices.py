@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.arrays.avals import like, with_auto_types
+from deeppcr.arrays import like, with_auto_types
 from deeppcr.axis import ChainAxis
 from deeppcr.checks import check_type
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.adjoint import Adjoint
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves
 from deeppcr.chain.chain import TracedChain, in_float32
 from deeppcr.chain.eager import compiled_once
 from deeppcr.checks import describe

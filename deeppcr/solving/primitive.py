@@ -20,8 +20,7 @@ from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint import pushes
-from deeppcr.arrays.avals import avals_of, like, varying_axes
-from deeppcr.arrays.state import partition
+from deeppcr.arrays import avals_of, like, partition, varying_axes
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once, program_key
 from deeppcr.chain.examples import OF_RUN

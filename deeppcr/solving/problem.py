@@ -13,7 +13,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from deeppcr.adjoint import Adjoint, AdjointSolver, Autodiff, resolve_adjoint
-from deeppcr.arrays.state import partition
+from deeppcr.arrays import partition
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.chain import in_float32 as chain_in_float32

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from deeppcr.arrays.state import StateLayout
+from deeppcr.arrays import StateLayout
 from deeppcr.chain.step import Step
 from deeppcr.structure.programs import PROGRAMS
 from deeppcr.structure.rules import RULES

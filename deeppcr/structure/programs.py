@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.arrays.avals import avals_of
-from deeppcr.arrays.state import combine, floating, partition
+from deeppcr.arrays import avals_of, combine, floating, partition
 from deeppcr.structure.walk import Labels, Rule, Visit, Walk
 from depth.jaxprs import Program, bind, called, scan_parts, without_constants
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deeppcr.arrays.state import combine, partition
+from deeppcr.arrays import combine, partition
 from deeppcr.programs.effects import LOCAL, has_references
 from depth import counts
 from depth.jaxprs import has_side_effects, interpret, needed, read_by, without_constants

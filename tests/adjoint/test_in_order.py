@@ -11,9 +11,8 @@ from jax import lax
 
 import deeppcr
 from deeppcr.adjoint import Backpropagation
-from deeppcr.adjoint.moves import Moves
-from deeppcr.adjoint.tangents import StepTangents
-from deeppcr.arrays.state import StateLayout
+from deeppcr.adjoint.tangents import Moves, StepTangents
+from deeppcr.arrays import StateLayout
 from deeppcr.chain.trace import trace
 from deeppcr.structure.find import find_structure
 from tests.problems import assert_agree, normal

@@ -103,7 +103,7 @@ def test_as_the_compiler_has_them(name):
     fn, x, expected = LOOPS[name]
     code = jax.jit(fn).lower(x).compile().runtime_executable().serialize()
     is_new = depth.at_hand("cpu").small_loop > 1024
-    assert (depth.compilers.EMITTED in code) == expected[is_new]
+    assert (depth.platforms.EMITTED in code) == expected[is_new]
 
 
 def test_a_loop_that_depends_on_data_evaluates_its_condition():

@@ -9,7 +9,7 @@ from jax import lax
 
 import deeppcr
 from deeppcr.lower import each as each_of
-from deeppcr.lower.cpu.gradients import plain_gradients as by_the_rule
+from deeppcr.lower.cpu.products import plain_gradients as by_the_rule
 from depth.jaxprs import equations
 from tests.problems import assert_agree, normal, rounding
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.arrays.state import StateLayout
+from deeppcr.arrays import StateLayout
 from deeppcr.chain.trace import trace
 from deeppcr.structure import find_structure
 

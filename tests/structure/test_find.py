@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from deeppcr.arrays.state import StateLayout
+from deeppcr.arrays import StateLayout
 from deeppcr.chain.trace import trace
 from deeppcr.structure import find, find_structure
 from tests.structure.dependence import assert_sound, differentiated, structure_of, traced

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.cpu.factors_first import factors_first
-from deeppcr.lower.cpu.gradients import plain_gradients
 from deeppcr.lower.cpu.inputs_first import inputs_first, run_in_chunks
 from deeppcr.lower.cpu.one_function import fits, is_left_to_xla, one_function
 from deeppcr.lower.cpu.pieces import results_stacked
-from deeppcr.lower.cpu.products import small_products, transposed_first
+from deeppcr.lower.cpu.products import plain_gradients, small_products, transposed_first
 from deeppcr.lower.products import is_real_product, products_of
 from deeppcr.lower.steps import Loop, Operands, lowered_by, steps_p
 from depth.counts import matrices, size

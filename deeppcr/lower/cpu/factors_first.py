@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from deeppcr.arrays.state import Leaves, float32_or_better
+from deeppcr.arrays import Leaves, float32_or_better
 from deeppcr.lower.steps import Loop, Operands
 from deeppcr.programs.dependence import reads_of
 from depth.jaxprs import Program, bind, called, entered, interpret, is_literal

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves
 from deeppcr.lower.cpu.products import as_products, is_small_product, own_filters
 from deeppcr.lower.loops import even_chunk, scan_in_chunks, steps_in_cache
 from deeppcr.lower.steps import Loop, Operands

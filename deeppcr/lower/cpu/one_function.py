@@ -23,16 +23,15 @@ from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import jaxpr_as_fun
 
-from deeppcr.arrays.avals import abstract_avals
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, abstract_avals
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.cpu.pieces import from_split, stack_equal
 from deeppcr.lower.cpu.products import is_possible, multiplications, parts, product
 from deeppcr.lower.products import Sizes, is_real_product, products_of
 from deeppcr.lower.steps import Loop, Operands
-from depth.compilers import is_hoisted, is_one_function
 from depth.counts import convolved, size
 from depth.jaxprs import bind, called, equations, moved_by, run
+from depth.platforms import is_hoisted, is_one_function
 from depth.primitives import of_kind, primitive
 from depth.work import NAIVE
 

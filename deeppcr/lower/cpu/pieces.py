@@ -23,8 +23,7 @@ import numpy as np
 from jax import Array, lax
 from jax.interpreters import ad, mlir
 
-from deeppcr.arrays.avals import abstract_avals
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, abstract_avals
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.steps import Loop, Operands
 from deeppcr.lower.variants import is_eager

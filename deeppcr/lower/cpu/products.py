@@ -1,4 +1,4 @@
-"""Products as a CPU runs them fast, in loops and in gradients: five rewritings, the same values.
+"""Products as a CPU runs them fast, in loops and in gradients: rewritings with the same values.
 
 - **Values that are computed once.** XLA fuses cheap elementwise operations into those that read
   their results, and computes them again for each read: for a sum over k of ``a_ik b_kj``, the
@@ -19,10 +19,23 @@
   with each row or column of the smaller matrix takes its place. It takes up to twice the time of
   the library, and is written if the loop still gains.
 - **Convolutions** whose filters differ from step to step are products of patches.
+
+In the gradients of the arrays of a chain (`plain_gradients`):
+
+- **Sums over steps** are the gradients of shared arrays. If the state has a batch axis of size 1,
+  such a sum is over the first axis of ``[L, 1, w]``. Of a product, XLA computes it by scalar code;
+  a sum over the first axis of ``[L, w]`` is vector code: 14 times faster for L = 16384, w = 32 (jax
+  0.10.2, 2 cores).
+- **Outer products.** The gradient of weights of its own that a step has is, for each step, a sum of
+  outer products over the examples of a batch: one product for all steps, ``[L, b, n] x [L, b, m] ->
+  [L, n, m]``. XLA calls a library for each of its L pieces, however small. Written term by term it
+  is one kernel, if the terms are few (`AT_ONCE`).
+- **Sums of outer products** over two axes or more are a loop of XLA's own; over one axis, a product
+  by the library.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -33,6 +46,7 @@ from jax import Array, lax
 
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.products import (
+    AT_ONCE,
     BY_ENTRY,
     IN_FUNCTION,
     IN_LOOP,
@@ -47,17 +61,19 @@ from deeppcr.lower.products import (
 )
 from deeppcr.lower.steps import Loop, Operands
 from deeppcr.lower.variants import target
-from deeppcr.programs.cut_first import CUTS, apply, replacing
+from deeppcr.programs.cut_first import CUTS, apply, evaluate, replacing
 from deeppcr.programs.dependence import follow, reads_of
 from depth.counts import matrices, size
 from depth.jaxprs import (
     Program,
     Replacement,
     bind,
+    entered,
     equations,
     is_literal,
     moved_by,
     names,
+    rewritten,
     run,
 )
 
@@ -359,3 +375,78 @@ def _of_patches(equation: Any, image: Array, filters: Array) -> Array:
     product = product.reshape((*product.shape[:-2], -1))  # [batch, *space, all outputs]
     axes = (result[0], *result[2:], result[1])
     return jnp.transpose(product, np.argsort(axes).tolist())
+
+
+# -- gradients of arrays ---------------------------------------------------------------------------
+
+
+def plain_gradients(closed: Any, operands: Sequence[Any]) -> list[Any]:
+    """The results of a closed program, such as that of `jax.vjp`, rewritten; see this module."""
+    program, values = entered(closed, operands)
+    program = swapped(program)
+    return evaluate(program, values, program.outvars, _replace)
+
+
+def _replace(equation: Any, operands: list[Any]) -> list[Any] | None:
+    """The results of what is rewritten, or of a call of a function that contains it."""
+    for is_of_kind, write in REWRITES:
+        if is_of_kind(equation):
+            return [write(equation, *operands)]
+    return rewritten(equation, operands, plain_gradients, _is_rewritten)
+
+
+def _is_rewritten(equation: Any) -> bool:
+    return is_transpose(equation) or any(is_of_kind(equation) for is_of_kind, _ in REWRITES)
+
+
+def _is_odd_sum(equation: Any) -> bool:
+    """Whether an equation is a sum that keeps axes of size 1."""
+    is_sum = equation.primitive.name == "reduce_sum" and equation.params["axes"]
+    return bool(is_sum and _ones(equation))
+
+
+def _ones(equation: Any) -> list[int]:
+    """The axes of size 1 that a sum keeps."""
+    shape = equation.invars[0].aval.shape
+    return [axis for axis in other_axes(len(shape), equation.params["axes"]) if shape[axis] == 1]
+
+
+def _plain_sum(equation: Any, x: Array) -> Array:
+    """The result of such a sum of ``x``."""
+    ones = _ones(equation)
+    rest = other_axes(x.ndim, ones)
+    total = lax.reduce_sum(lax.squeeze(x, ones), list(map(rest.index, equation.params["axes"])))
+    return total.reshape(equation.outvars[0].aval.shape)
+
+
+def _is_few_outer_products(equation: Any) -> bool:
+    """Whether an equation is a batch of sums of a few outer products."""
+    if not is_real_product(equation):
+        return False
+    (axes, _), _ = equation.params["dimension_numbers"]
+    sizes = Sizes.of(equation)
+    return len(axes) == 1 and min(sizes.rows, sizes.columns) > 1 and is_small(sizes, AT_ONCE)
+
+
+def _is_over_leading_axes(equation: Any) -> bool:
+    """Whether an equation is a sum of outer products over the same leading axes, two or more."""
+    if equation.primitive.name != "dot_general":
+        return False
+    (left, right), (batch, _) = equation.params["dimension_numbers"]
+    return not batch and len(left) > 1 and tuple(left) == tuple(right) == tuple(range(len(left)))
+
+
+def _over_one_axis(equation: Any, left: Array, right: Array) -> Array:
+    """The result of such a product, of one axis in place of these."""
+    count = len(equation.params["dimension_numbers"][0][0])
+    params = equation.params | {"dimension_numbers": (((0,), (0,)), ((), ()))}
+    return lax.dot_general_p.bind(
+        lax.collapse(left, 0, count), lax.collapse(right, 0, count), **params
+    )
+
+
+REWRITES: tuple[tuple[Callable[[Any], bool], Callable[..., Array]], ...] = (
+    (_is_odd_sum, _plain_sum),
+    (_is_few_outer_products, as_sum),
+    (_is_over_leading_axes, _over_one_axis),
+)

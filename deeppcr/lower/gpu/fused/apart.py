@@ -9,7 +9,7 @@ from typing import Self
 
 import jax
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import CannotFuse
 from deeppcr.programs.dependence import Split, results_of

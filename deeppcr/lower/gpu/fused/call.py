@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.interpreters import mlir
 
-from deeppcr.arrays.avals import abstract
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, abstract
 from deeppcr.lower.gpu.fused import nvrtc
 from deeppcr.lower.gpu.fused.kernel import FusedScan
 from deeppcr.lower.gpu.fused.nvrtc import Launch

@@ -24,8 +24,7 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import jaxpr_as_fun
 
-from deeppcr.arrays.avals import abstract_avals
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, abstract_avals
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code, operation
 from deeppcr.lower.products import other_axes, sizes_along

@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from deeppcr.arrays.avals import abstract_avals
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, abstract_avals
 from deeppcr.lower.gpu.fused.entries import table_of
 from deeppcr.lower.gpu.fused.operations import Code
 from deeppcr.lower.gpu.fused.step import FusedStep, flat

@@ -12,7 +12,7 @@ from functools import cached_property
 from string import Template
 from typing import Any
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.functions import FUNCTIONS
 from deeppcr.lower.gpu.fused.lanes import slots

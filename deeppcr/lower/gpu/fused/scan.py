@@ -9,7 +9,7 @@ from typing import Any
 
 from jax import lax
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves
 from deeppcr.lower.gpu.fused.call import call
 from deeppcr.lower.gpu.fused.kernel import FusedScan
 from deeppcr.lower.gpu.fused.step import FusedStep, flat

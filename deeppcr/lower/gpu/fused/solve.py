@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.call import call
 from deeppcr.lower.gpu.fused.kernel import FusedScan

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deeppcr.arrays.avals import abstract
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, abstract
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.apart import Apart
 from deeppcr.lower.gpu.fused.entries import Axes, Entries, evaluate, example_shape, narrow, table_of

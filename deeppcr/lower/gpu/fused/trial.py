@@ -19,13 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from deeppcr.arrays.avals import avals_of
-from deeppcr.arrays.state import Leaves
+from deeppcr.arrays import Leaves, avals_of
 from deeppcr.lower.gpu.fused.kernel import FusedScan
 from deeppcr.lower.gpu.fused.nvrtc import Launch, alone
 from deeppcr.lower.gpu.fused.step import flat
 from deeppcr.programs.cut_first import apply
-from deeppcr.programs.precision import in_full_precision, own_rounding
+from deeppcr.programs.retrace import in_full_precision, own_rounding
 from depth.counts import size
 from depth.jaxprs import Program, called, equations
 

@@ -1,1 +1,0 @@
-"""What programs know of arrays: their types, the layout of a state, what moves and what stays."""
