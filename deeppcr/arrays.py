@@ -13,6 +13,7 @@ that are solved for are flattened to the vectors that Jacobian blocks act on.
 """
 
 import dataclasses
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, reduce
@@ -96,6 +97,11 @@ def of_step(x: Any) -> Any:
     return abstract(x, np.shape(x)[1:])
 
 
+def is_traced(*trees: Any) -> bool:
+    """Whether any of these arrays has no value yet, since jax traces it."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+
+
 def varying_axes(*trees: Any) -> frozenset[str]:
     """The axes of `jax.shard_map` over which any of these arrays varies, or type of an array."""
     return frozenset[str]().union(*map(jaxprs.varying_axes, jax.tree.leaves(trees)))
@@ -120,7 +126,7 @@ def explicit_mesh(*trees: Any, shared: bool = False) -> AbstractMesh | None:
         sharding = getattr(jax.typeof(leaf), "sharding", None)
         if not isinstance(sharding, NamedSharding) or not _is_explicit(sharding.mesh):
             continue
-        if shared or any(part is not None for part in sharding.spec):
+        if shared or any(sharding.spec):
             return sharding.mesh.abstract_mesh
     current = jax.sharding.get_abstract_mesh()
     return current if shared and _is_explicit(current) else None
@@ -145,7 +151,7 @@ def with_auto_axes(run: Callable[..., Any], mesh: AbstractMesh, out: Any, *argum
 
 
 def _is_explicit(mesh: Any) -> bool:
-    return any(kind == AxisType.Explicit for kind in mesh.axis_types)
+    return AxisType.Explicit in mesh.axis_types
 
 
 # -- states ----------------------------------------------------------------------------------------
@@ -233,7 +239,7 @@ class StateLayout:
     @cached_property
     def sizes(self) -> list[int]:
         """The number of entries of each leaf."""
-        return [int(np.prod(shape, dtype=int)) for shape in self.shapes]
+        return list(map(math.prod, self.shapes))
 
     @property
     def width(self) -> int:
@@ -243,7 +249,7 @@ class StateLayout:
     @property
     def batch_size(self) -> int:
         """The number of batch elements; 1 without batch axes."""
-        return int(np.prod(self.batch_shape, dtype=int))
+        return math.prod(self.batch_shape)
 
     @cached_property
     def dtype(self) -> Any:
@@ -278,7 +284,7 @@ class StateLayout:
 
 def add(a: Leaves, b: Leaves) -> Leaves:
     """The sum, leaf by leaf."""
-    return [jax.lax.add(p, q) for p, q in zip(a, b, strict=True)]
+    return list(map(jax.lax.add, a, b))
 
 
 def cast(leaves: Leaves, dtypes: Sequence[Any]) -> Leaves:

@@ -101,7 +101,7 @@ def _by_kernel(chain: TracedChain) -> Run:
         fused_step(chain), chain.initial, chain.inputs, chain.captured, False, chain.length
     )
     same = chain.step.outputs_in_state
-    if all(leaf is not None for leaf in same):
+    if None not in same:
         outputs = [trajectory[leaf] for leaf in same if leaf is not None]
     else:
         outputs = chain.outputs(chain.before(chain.initial, trajectory), trajectory)

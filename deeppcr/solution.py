@@ -23,7 +23,7 @@ from deeppcr.arrays import like
 from deeppcr.checks import folded
 from depth.report import table
 
-ROUNDING = 16  # units in the last place, which residuals have in the end
+ROUNDING = 16  # units in the last place up to which a residual is rounding
 
 
 class Result(enum.IntEnum):

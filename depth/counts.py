@@ -1,6 +1,6 @@
 """Sizes of an equation, which determine its depth and its work."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -28,9 +28,15 @@ def size(atom: Any) -> int:
 
 
 def nbytes(atom: Any) -> int:
-    """The bytes of an operand or a result; 0 for one without data."""
-    itemsize = getattr(getattr(atom.aval, "dtype", None), "itemsize", 0)
-    return itemsize * prod(getattr(atom.aval, "shape", ()))
+    """The bytes of an operand, a result or an array; 0 for one without data."""
+    aval = getattr(atom, "aval", atom)
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return itemsize * prod(getattr(aval, "shape", ()))
+
+
+def other_axes(ndim: int, *groups: Iterable[int]) -> list[int]:
+    """Those of ``ndim`` axes that are in none of the groups."""
+    return sorted({*range(ndim)}.difference(*groups))
 
 
 def traffic(equation: Any) -> int:

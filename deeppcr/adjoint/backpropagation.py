@@ -168,7 +168,7 @@ class InOrder(TangentEquations):
 
             mu, of_u = part._scan(body, enter, (z, inputs, g, o), reverse=True)
             distinct = [*o, *of_u]
-            of_x, of_c = each(program.pull_last(chain, z))([distinct[i] for i in places])
+            of_x, of_c = each(program.pull_last(chain, z))(list(map(distinct.__getitem__, places)))
             return (mu, add(totals, of_c)), of_x
 
         steps = self.states, self.chain.inputs, g, o

@@ -84,7 +84,7 @@ class _Recurrence(NamedTuple):
     def pulled(self, mu: Leaves) -> Pulled:
         """The adjoint states, and what the first step passes on, from ``mu`` of all steps."""
         axis = self.chain.axis.reversed
-        lam = [axis.before(end, rest) for end, rest in zip(self.enter, mu, strict=True)]
+        lam = list(map(axis.before, self.enter, mu))
         return add(self.g, lam), [z[0] for z in mu]
 
 

@@ -278,9 +278,9 @@ def _between(program: Program, variables: _Variables) -> list[Any] | None:
     by_state = moved_by(program, variables.t)
     by_rest = moved_by(program, [*variables.dx, *variables.dc]) - by_state
     loop = defining(program, by_state)
-    if any(_reads_whole(equation, variables.dc) for equation in loop):
+    if any(map(partial(_reads_whole, arrays=variables.dc), loop)):
         return None
-    return [x for x in read_by(loop, program.outvars) if x in by_rest]
+    return list(filter(by_rest.__contains__, read_by(loop, program.outvars)))
 
 
 def _reads_whole(equation: Any, arrays: Sequence[Any]) -> bool:

@@ -15,6 +15,7 @@ leaf of a carry has a kind:
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
@@ -62,16 +63,15 @@ class Carry:
         """The carry of a traced step; ``name`` is its name in messages."""
         paths, tree = jax.tree_util.tree_flatten_with_path(initial)
         names = tuple(name + jax.tree_util.keystr(path) for path, _ in paths)
-        leaves = [leaf for _, leaf in paths]
-        ends = zip(step.jaxpr.invars, step.jaxpr.outvars[: step.states], strict=False)
-        returned = tuple(before is after for before, after in ends)
+        leaves = jax.tree.leaves(initial)
+        returned = tuple(map(operator.is_, step.jaxpr.invars, step.jaxpr.outvars[: step.states]))
         kinds = _kinds(step, leaves, returned)
         return cls(tree, names, kinds, returned, step.weak[: step.states], leaves)
 
     @property
     def is_state(self) -> bool:
         """Whether every leaf is solved for, unchanged."""
-        return all(kind == "state" for kind in self.kinds)
+        return set(self.kinds) <= {"state"}
 
     @property
     def coupled(self) -> list[str]:
@@ -175,7 +175,7 @@ class Carry:
 
 def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[Kind, ...]:
     """The kinds of the leaves of a carry, from the step's program."""
-    kinds = [_kind(leaf.dtype) for leaf in leaves]
+    kinds = list(map(_kind, leaves))
     changing = {kind for kind, same in zip(kinds, returned, strict=True) if not same}
     has_state = not changing.isdisjoint(SOLVED)
     for i, same in enumerate(returned):
@@ -195,10 +195,10 @@ def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[Kind, 
     return tuple(kinds)
 
 
-def _kind(dtype: Any) -> Kind:
-    if jnp.issubdtype(dtype, jnp.complexfloating):
+def _kind(leaf: Any) -> Kind:
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return "complex"
-    return "state" if jnp.issubdtype(dtype, jnp.floating) else "driven"
+    return "state" if jnp.issubdtype(leaf.dtype, jnp.floating) else "driven"
 
 
 def _run_ahead(

@@ -70,7 +70,7 @@ def _symbolic(step: Step, carry: Carry, arrays: Leaves) -> bool:
 
 
 def _uneven(step: Step, carry: Carry, arrays: Leaves) -> str:
-    varied = [varying_axes(z) for z in carry.state]
+    varied = list(map(varying_axes, carry.state))
     if len(set(varied)) <= 1:
         return ""
     pairs = zip(carry.state_names, varied, strict=True)
@@ -295,7 +295,7 @@ class TracedChain:
 
     def before(self, initial: Leaves, after: Leaves) -> Leaves:
         """``z_0 .. z_{L-1}`` from ``z_0`` and ``z_1 .. z_L``; the same for tangents."""
-        return [self.axis.before(z, rest) for z, rest in zip(initial, after, strict=True)]
+        return list(map(self.axis.before, initial, after))
 
     def window(self, start: int | Array, length: int) -> "TracedChain":
         """``length`` of the steps, from index ``start`` on."""
@@ -432,7 +432,8 @@ def in_float32(chain: TracedChain) -> TracedChain:
     casts to its narrow dtype is iterated in that dtype; so is one that draws numbers of it, since
     those of another dtype are others.
     """
-    initial, inputs = [_widened(z) for z in chain.initial], [_widened(x) for x in chain.inputs]
+    initial = list(map(_widened, chain.initial))
+    inputs = list(map(_widened, chain.inputs))
     if chain.function is None or [z.dtype for z in initial] == list(chain.layout.dtypes):
         return chain
     state = jax.tree.unflatten(chain.step.state_tree, initial)

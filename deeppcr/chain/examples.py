@@ -65,7 +65,7 @@ def chain_of_examples(
         inputs=xs,
         captured=[*shared, *map(jnp.asarray, closed.consts)],
     )
-    return many, (*(0 for _ in states), *of_inputs, *of_captured)
+    return many, (*[0] * len(states), *of_inputs, *of_captured)
 
 
 def differing(step: Step, size: int, axes: Axes, name: Any = None) -> list[bool]:

@@ -14,6 +14,7 @@ follows from it, as the derivative of a largest entry does.
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from functools import partial
 from itertools import filterfalse
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.chain.trace import on_no_mesh
 from deeppcr.programs.cut_first import opened
-from deeppcr.programs.dependence import products_of, results_of
+from deeppcr.programs.dependence import results_of, work_of_products
 from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
@@ -85,7 +86,7 @@ def keeping(chain: TracedChain) -> Kept | None:
     kept: Kept = step.memory["kept"]
     values = sum(kept.sizes)
     is_small = chain.length * (step.state_bytes + values) <= MOST
-    is_worth = is_small or products_of(step.jaxpr) >= PER_BYTE * values
+    is_worth = is_small or work_of_products(step.jaxpr) >= PER_BYTE * values
     return kept if is_worth and kept.derivative.kept else None
 
 
@@ -115,16 +116,16 @@ def _chosen(program: Program, states: int) -> list[Any]:
     states, inputs, constants, and what follows from the last two, which is computed at once.
     """
     following = moved_by(program, program.invars[:states])
-    results = [y for y in results_of(program.eqns) if y in following]
+    results = filter(following.__contains__, results_of(program.eqns))
     keys = jax.dtypes.extended
     of_state = [y for y in results if not jax.dtypes.issubdtype(y.aval.dtype, keys)]
     tangents, values = _tangents(program, states, of_state)
-    variables = {value: variable for variable, value in values.items()}
+    variables = dict(zip(values.values(), values, strict=True))
     next_state = set(filterfalse(is_literal, program.outvars[:states]))
     after = {values[y] for y in next_state if y in values}
     by_state = moved_by(tangents, tangents.invars[:states])
     candidates = set(variables)
-    compared = [each for each in tangents.eqns if _compares(tangents, each)]
+    compared = list(filter(partial(_compares, tangents), tangents.eqns))
     while True:
         sources = _sources(tangents, candidates, by_state, after)
         unequal = [_unequal(tangents, each, sources, by_state) for each in compared]

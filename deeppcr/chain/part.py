@@ -7,6 +7,7 @@ derivative must not keep them with zeros either: zero times an infinite derivati
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax
@@ -108,16 +109,16 @@ def part(chain: TracedChain, kept: Mask, outputs: Mask, states: Leaves) -> Trace
 
     Args:
         states: all leaves of ``z_0 .. z_{L-1}``. Those not kept become further inputs, if kept
-            leaves or outputs depend on them.
+            leaves or outputs depend on them. Or none, if these depend on no others.
     """
     step = chain.step
-    also_read = [i for i, reads in enumerate(_also_read(step, kept, outputs)) if reads]
+    also_read = _also_read(step, kept, outputs)
     return dataclasses.replace(
         chain,
         step=step_part(step, kept, outputs, also_read),
         layout=chain.layout.part(kept),
         initial=partition(chain.initial, kept),
-        inputs=[*chain.inputs, *(states[i] for i in also_read)],
+        inputs=[*chain.inputs, *compress(states, also_read)],
         function=None,
         adapt=None,
     )
@@ -130,16 +131,16 @@ def _also_read(step: Step, kept: Mask, outputs: Mask) -> list[bool]:
     return [not keeps and z in read for keeps, z in zip(kept, program.invars, strict=False)]
 
 
-def step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int] = ()) -> Step:
+def step_part(step: Step, kept: Mask, outputs: Mask, also_read: Mask = ()) -> Step:
     """The step of `part`, which takes ``also_read`` leaves of the state as further inputs.
 
     Made once for a step, since what is known of a step is stored by step.
     """
-    key = tuple(kept), tuple(outputs), tuple(also_read)
+    key = tuple(kept), tuple(outputs), tuple(also_read or [False] * step.states)
     return step.remember(("part", *key), partial(_step_part, step, *key))
 
 
-def _step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) -> Step:
+def _step_part(step: Step, kept: Mask, outputs: Mask, also_read: Mask) -> Step:
     example = step.example
     # That of a loop which keeps values has not these outputs; it tells of examples alone.
     if example and len(example.jaxpr.outvars) == len(step.jaxpr.outvars):
@@ -158,12 +159,12 @@ def _step_part(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) 
     )
 
 
-def _cut(step: Step, kept: Mask, outputs: Mask, also_read: Sequence[int]) -> Program:
+def _cut(step: Step, kept: Mask, outputs: Mask, also_read: Mask) -> Program:
     """The program of the leaves that are ``kept``; it takes ``also_read`` after all inputs."""
     program = step.jaxpr
     states, inputs = program.invars[: step.states], program.invars[step.states :]
     program = program._replace(
-        invars=[*partition(states, kept), *inputs, *(states[i] for i in also_read)],
+        invars=[*partition(states, kept), *inputs, *partition(states, also_read)],
         outvars=partition(program.outvars, [*kept, *outputs]),
     )
     return program._replace(eqns=live_equations(program))

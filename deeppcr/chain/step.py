@@ -183,7 +183,7 @@ class Step:
         Then all arrays of a solve vary alike. Others would not be what `jax.lax.scan` returns.
         """
         ends = *self.jaxpr.invars[: self.states], *self.jaxpr.outvars
-        return all(varying_axes(x.aval) >= self.varies for x in ends)
+        return all(map(self.varies.issubset, map(varying_axes, avals_of(ends))))
 
     @cached_property
     def operations(self) -> int:
@@ -210,8 +210,7 @@ class Step:
             values = {id(x): x for x in jax.tree.leaves(pull)}
             return [x for key, x in values.items() if key not in there]
 
-        shapes = jax.eval_shape(kept, *self.separate(avals_of(self.variables)))
-        return sum(x.size * x.dtype.itemsize for x in shapes)
+        return sum(map(nbytes, jax.eval_shape(kept, *self.separate(avals_of(self.variables)))))
 
     @property
     def dtypes(self) -> list[Any]:
@@ -287,7 +286,7 @@ class Step:
     def typed_outputs(self, outputs: Leaves) -> Any:
         """The outputs of many steps, weakly typed as the user's function returns them."""
         weak = self.weak[self.states :]
-        leaves = [with_weak_type(y, is_so) for y, is_so in zip(outputs, weak, strict=True)]
+        leaves = list(map(with_weak_type, outputs, weak))
         return jax.tree.unflatten(self.output_tree, leaves)
 
 

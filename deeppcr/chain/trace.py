@@ -231,8 +231,8 @@ def drawn_first(step: Step, captured: Leaves, inputs: Leaves, length: int) -> tu
         return step, []
     variables = [*program.invars[step.states :], *program.constvars]
     values = dict(zip(variables, [*inputs, *captured], strict=True))
-    arrays = [values[x] for x in first.invars]
-    constants = [values[x] for x in first.constvars]
+    arrays = list(map(values.__getitem__, first.invars))
+    constants = list(map(values.__getitem__, first.constvars))
     drawn = compiled_once(_draw, step, arrays, constants)
     rest = needed(program, numbers, program.outvars)
     program = program._replace(invars=[*program.invars, *numbers], eqns=rest)
@@ -270,7 +270,7 @@ def _drawing(step: Step) -> Program:
     by_inputs = moved_by(program, inputs)  # what is not is the same in all steps
     drawn = moved_by(program, by_inputs.intersection(random)) - with_state
     rest = [each for each in program.eqns if drawn.isdisjoint(each.outvars)]
-    numbers = [x for x in read_by(rest, program.outvars) if x in drawn]
+    numbers = list(filter(drawn.__contains__, read_by(rest, program.outvars)))
     first = needed(program, (), numbers)
     is_read = read_by(first).__contains__
     constants = list(filter(is_read, program.constvars))

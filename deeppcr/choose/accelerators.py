@@ -12,7 +12,7 @@ from deeppcr import lower
 from deeppcr.chain.chain import TracedChain
 from deeppcr.linear.named import FEW_PRODUCTS, pcr_suits
 from deeppcr.linearize import exact_linearization
-from deeppcr.programs.dependence import products_of
+from deeppcr.programs.dependence import work_of_products
 from deeppcr.sequential import kernel_of
 from deeppcr.structure import find_structure
 from depth.counts import ceil_log2, nbytes
@@ -30,7 +30,7 @@ TRAFFIC, OF_NUMBERS = 1.5e12, 3e12
 
 def loop_seconds(chain: TracedChain) -> float:
     """Of a loop of an accelerator, whose products of batches are kernels of their own."""
-    has_kernels = chain.layout.batch_size > 1 and products_of(chain.step.jaxpr) > 0
+    has_kernels = chain.layout.batch_size > 1 and work_of_products(chain.step.jaxpr) > 0
     return chain.length * LAUNCH * (1 + has_kernels)
 
 
@@ -71,7 +71,7 @@ def picard_seconds(chain: TracedChain) -> float:
     rounds = ceil_log2(max(2, length))
     weights = sum(map(nbytes, step.jaxpr.invars[step.states :]))
     traffic = length * (6 * rounds * vector + weights) / OF_NUMBERS
-    products = length * products_of(chain.step.jaxpr) / 2 / FEW_PRODUCTS
+    products = length * work_of_products(chain.step.jaxpr) / 2 / FEW_PRODUCTS
     return ROUND * (rounds + products / chain.axis.size) + traffic / chain.axis.size
 
 

@@ -13,7 +13,7 @@ from deeppcr import lower
 from deeppcr.adjoint import Autodiff, Backpropagation
 from deeppcr.arrays import floating
 from deeppcr.chain.chain import TracedChain
-from deeppcr.programs.dependence import products_of, products_with
+from deeppcr.programs.dependence import work_of_products, work_with_matrices
 from depth.counts import nbytes
 from depth.jaxprs import equations, moved_by
 from depth.primitives import primitive
@@ -70,7 +70,7 @@ def multiplies_much(chain: TracedChain) -> bool:
     """Whether the gradients of arrays take less time at once, enough to compile them apart."""
     step, least = chain.step, MATRIX if chain.step.state_bytes < WIDE else 1
     by_state = moved_by(step.jaxpr, step.jaxpr.invars[: step.states])
-    work = chain.length * products_with(step.jaxpr, by_state, least)
+    work = chain.length * work_with_matrices(step.jaxpr, by_state, least)
     return work >= WORTH * step.operations**2
 
 
@@ -102,7 +102,7 @@ def segment(chain: TracedChain) -> int:
 
 def is_traffic(chain: TracedChain, least: int) -> bool:
     """Whether a step is memory traffic more than work, with a state of so many bytes or more."""
-    step, state, work = chain.step, chain.step.state_bytes, products_of(chain.step.jaxpr)
+    step, state, work = chain.step, chain.step.state_bytes, work_of_products(chain.step.jaxpr)
     if state < least or work > WORK * 2 * step.bytes_of_results:  # of which it keeps a part
         return False
     return step.bytes_kept_by_jax <= TIMES * state and work <= WORK * step.bytes_kept_by_jax

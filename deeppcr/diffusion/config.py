@@ -43,7 +43,7 @@ class Field:
 
 def one_of(*values: Any, aliases: Mapping[Any, Any] | None = None) -> Field:
     """One of some values; the first is the default, and ``aliases`` stand for others of them."""
-    kinds = [*dict.fromkeys((type(value), value) for value in values)]
+    kinds = [*dict.fromkeys(zip(map(type, values), values, strict=True))]
     return Field(
         values[0],
         f"one of {[value for _, value in kinds]}",

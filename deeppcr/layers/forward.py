@@ -178,7 +178,7 @@ def _first_programs(layers: Sequence[Any], x: Any, is_quick: bool) -> tuple[list
 
 def vector_batch(x: Any) -> int:
     """1 if every array has at least two axes, else 0: the default of ``batch_ndim``."""
-    return min(1, max(0, min((jnp.ndim(leaf) for leaf in jax.tree.leaves(x)), default=0) - 1))
+    return min(1, max(0, min(map(jnp.ndim, jax.tree.leaves(x)), default=0) - 1))
 
 
 def _check_input(x: Any, batch_ndim: int) -> None:

@@ -1,6 +1,7 @@
 """`Stack`: consecutive equal layers as one chain, stacked once, traced once."""
 
 import dataclasses
+import operator
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 
 import deeppcr
 from deeppcr import Chain
-from deeppcr.extend import of_step, stack_rows
+from deeppcr.extend import combine, is_traced, of_step, partition, stack_rows
 from deeppcr.layers.parts import LayerCode, changes, take_apart
 from deeppcr.layers.reading import shape_of, trace_layer
 
@@ -54,9 +55,13 @@ class Stack:
         return len(self.code.parts)
 
     @property
+    def _are_inputs(self) -> list[bool]:
+        return list(map(operator.not_, self.shared))
+
+    @property
     def inputs(self) -> list[Any]:
         """The arrays that differ from step to step."""
-        return [x for x, shared in zip(self.arrays, self.shared, strict=True) if not shared]
+        return partition(self.arrays, self._are_inputs)
 
     @property
     def chain(self) -> Chain:
@@ -100,8 +105,7 @@ class Stack:
         return layers
 
     def _arrays(self, slices: Sequence[Any]) -> list[Any]:
-        source, pairs = iter(slices), zip(self.arrays, self.shared, strict=True)
-        return [array if shared else next(source) for array, shared in pairs]
+        return combine(self.arrays, self._are_inputs, slices)
 
 
 def in_order(layers: Sequence[Any], x: Any) -> Any:
@@ -163,7 +167,7 @@ def _is_one(column: Sequence[Any], holders: Sequence[Any]) -> bool:
 
 def _stack(columns: Sequence[Sequence[Any]]) -> list[Any]:
     """Columns of arrays of one type, stacked on a new axis 0; eagerly if none is traced."""
-    if any(isinstance(x, jax.core.Tracer) for x in chain.from_iterable(columns)):
+    if is_traced(columns):
         return list(map(stack_rows, columns))
     # One call, where `jnp.stack` is one for each array and the concatenation.
     with jax.ensure_compile_time_eval():

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from deeppcr.lower import HIGHEST, Use, is_written_out, matvec, spread
+from depth.counts import nbytes
 
 
 class Blocks(ABC):
@@ -94,7 +95,7 @@ class Blocks(ABC):
     @property
     def nbytes(self) -> int:
         """The bytes of the blocks of all steps."""
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+        return sum(map(nbytes, jax.tree.leaves(self)))
 
     @property
     def _leaf(self) -> Array:

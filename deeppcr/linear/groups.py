@@ -56,7 +56,7 @@ class Groups:
                 f"groups has the entries {_shown(entries)}, expected each of 0 .. w-1 once, "
                 f"and {PADDING} for none."
             )
-        return Groups(tuple(tuple(row) for row in rows.tolist()))
+        return Groups(tuple(map(tuple, rows.tolist())))
 
     @property
     def count(self) -> int:

@@ -25,6 +25,7 @@ from deeppcr.arrays import Leaves, like
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.step import Step
 from deeppcr.lower import even_chunk, scan_in_chunks, steps_held
+from depth.counts import other_axes
 from depth.jaxprs import bind, called, entered, interpret, run
 from depth.primitives import primitive
 
@@ -149,7 +150,7 @@ def _rows(equation: Any, values: list[Any]) -> Images | None:
     out = equation.outvars[0].aval
     (meets,) = contracted[1 - mine]
     along = [*batch[1 - mine]]
-    free = [axis for axis in range(other.ndim) if axis not in (meets, *along)]
+    free = other_axes(other.ndim, [meets], along)
     matrix = jnp.transpose(other, (meets, *along, *free))
     beyond = units.count - start - len(matrix)
     rows = jnp.pad(matrix, [(start, beyond), *[(0, 0)] * (matrix.ndim - 1)])

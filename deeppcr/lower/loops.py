@@ -15,7 +15,6 @@ On a GPU a sum over the columns is part of the kernel of what follows. A product
 vectors by a kernel of its own (jax 0.10.2).
 """
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -27,6 +26,7 @@ from jax import Array, lax
 from deeppcr.arrays import like
 from deeppcr.lower.products import IN_LOOP
 from deeppcr.lower.variants import target
+from depth.counts import nbytes
 
 # -- loops in chunks -------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def steps_in_cache(bytes_of_step: int, totals: Sequence[Any] = ()) -> int:
     cache = target().cache
     if cache is None:
         return sys.maxsize
-    least = sum(math.prod(x.shape) * x.dtype.itemsize for x in totals)
+    least = sum(map(nbytes, totals))
     return max(1, max(cache, least) // max(bytes_of_step, 1))
 
 

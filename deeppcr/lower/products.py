@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array, lax
 
 from deeppcr.arrays import float32_or_better
-from depth.counts import matrices
+from depth.counts import matrices, other_axes
 from depth.jaxprs import is_literal
 
 ANY = sys.maxsize
@@ -159,11 +159,6 @@ def as_sum_in_loop(equation: Any, left: Array, right: Array) -> Array:
     else:
         total = lax.reduce_sum(lax.mul(a, b), [axis])
     return lax.convert_element_type(total, equation.outvars[0].aval.dtype)
-
-
-def other_axes(ndim: int, *groups: Iterable[int]) -> list[int]:
-    """Those of ``ndim`` axes that are in none of the groups."""
-    return sorted({*range(ndim)}.difference(*groups))
 
 
 def sizes_along(x: Any, axes: Iterable[int]) -> list[int]:

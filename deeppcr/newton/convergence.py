@@ -43,8 +43,8 @@ from deeppcr.axis import LOCAL, ChainAxis
 from deeppcr.linear import usual_sizes
 from deeppcr.lower import unpack
 from deeppcr.newton.iterate import Convergence, Stagnation
+from deeppcr.solution import ROUNDING
 
-ROUNDING = 16  # units in the last place up to which a residual is rounding
 NOISE = 4  # units up to which an update is noise; sqrt(l) times as many at step l
 # Units of the largest entry, below which a residual that stands still is rounding.
 STAGNATION = 1000

@@ -159,7 +159,7 @@ def growth_rate(chain: TracedChain, states: Array) -> Array:
         norm = jnp.maximum(jnp.linalg.norm(vector, axis=-1), tiny)
         return vector / norm[..., None], jnp.log(norm)
 
-    parts = (cut(states), [cut(x) for x in chain.inputs])
+    parts = (cut(states), list(map(cut, chain.inputs)))
     random = np.random.default_rng(0).normal(size=(pieces, *states.shape[1:]))
     begin = jnp.asarray(random / np.linalg.norm(random, axis=-1, keepdims=True), states.dtype)
     begin = like(begin, states)

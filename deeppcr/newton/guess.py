@@ -151,7 +151,7 @@ def users_guess(guess: Guess, carry: Carry, chain: TracedChain) -> Leaves:
 def _states(what: str, users: Any, carry: Carry, steps: tuple[int, ...], where: str = "") -> Leaves:
     """Check a user's carry of ``steps`` and return its state leaves."""
     leaves, structure = jax.tree.flatten(users)
-    shapes = [jnp.shape(leaf) for leaf in leaves]
+    shapes = list(map(jnp.shape, leaves))
     expected = [(*steps, *z.shape) for z in carry.initial]
     if structure != carry.tree or shapes != expected:
         raise ValueError(

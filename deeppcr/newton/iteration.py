@@ -24,11 +24,11 @@ from deeppcr.linear import Blocks
 from deeppcr.loops import ITERATION, STEP, iterate, named
 from deeppcr.lower import Opening, each, in_place, once_unless, opening
 from deeppcr.newton import one_kernel
-from deeppcr.newton.convergence import ROUNDING, Criterion, Evaluation
+from deeppcr.newton.convergence import Criterion, Evaluation
 from deeppcr.newton.damping import SWEEPS, growth_rate, largest
 from deeppcr.newton.guess import first_trajectory
 from deeppcr.newton.iterate import Convergence, Iterate, Progress, Window, finish
-from deeppcr.solution import Result, Run, SolvedBy, Stats, unrecorded
+from deeppcr.solution import ROUNDING, Result, Run, SolvedBy, Stats, unrecorded
 
 SMALL = 4  # entries of a block, up to which a product of two is cheap
 

@@ -44,7 +44,6 @@ from deeppcr.linearize import (
 )
 from deeppcr.newton.acceleration import Anderson
 from deeppcr.newton.convergence import (
-    ROUNDING,
     ContractionCriterion,
     Criterion,
     NewtonCriterion,
@@ -55,7 +54,7 @@ from deeppcr.newton.guess import Guess, check_guess
 from deeppcr.newton.iteration import NewtonSolver
 from deeppcr.programs.retrace import own_rounding
 from deeppcr.sharding import solver_on
-from deeppcr.solution import EXPECTED, Progress, Reporter
+from deeppcr.solution import EXPECTED, ROUNDING, Progress, Reporter
 
 # A number, an array of one for each step, or a function of the inputs of a step.
 Tolerance = float | Callable[[Any], Any] | Any
@@ -322,5 +321,5 @@ def _along(chain: TracedChain, length: int, option: Any) -> Any:
     leaves = chain.axis.in_order(leaves)
     if added := chain.length - length:
         ends = [jnp.broadcast_to(z[-1:], (added, *z.shape[1:])) for z in leaves]
-        leaves = [jnp.concatenate(pair) for pair in zip(leaves, ends, strict=True)]
+        leaves = list(map(jnp.concatenate, zip(leaves, ends, strict=True)))
     return jax.tree.unflatten(structure, leaves)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from deeppcr.adjoint import Adjoint, Autodiff, Backpropagation
 from deeppcr.api import solve
-from deeppcr.arrays import combine, floating, partition
+from deeppcr.arrays import combine, floating, is_traced, partition
 from deeppcr.chain.chain import Chain, TracedChain, chain_length, trace_chain, with_outputs
 from deeppcr.chain.kept import keeping
 from deeppcr.checks import check_type, describe, named_after, no_array
@@ -96,8 +96,10 @@ def _shape(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _each_once(candidates: Sequence[Candidate]) -> list[Candidate]:
-    names = [one.name for one in candidates]
-    return [one for i, one in enumerate(candidates) if one.name not in names[:i]]
+    by_name: dict[str, Candidate] = {}
+    for one in candidates:
+        by_name.setdefault(one.name, one)
+    return list(by_name.values())
 
 
 def baseline(candidates: Sequence[Candidate]) -> Candidate:
@@ -171,7 +173,7 @@ class Instance:
             return "jax.disable_jit is on"
         read = jax.make_jaxpr(self.program(Candidate(Sequential())))(*self.shapes).consts
         # Operations on arrays that are not traced are, too, under `jax.jit`.
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in (*leaves, *read, jnp.zeros(()))):
+        if is_traced(leaves, read, jnp.zeros(())):
             return "jax traces it, as jax.jit, jax.grad and jax.vmap do"
         are_here = all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
         return "" if are_here else "there are arrays on other machines"
@@ -185,12 +187,12 @@ class Instance:
         nothing to choose for a gradient.
         """
         first = Sequential() if self.traced.step.not_differentiable else methods[0]
-        forward = [Candidate(each) for each in (*methods, Sequential(), None)]
+        forward = list(map(Candidate, (*methods, Sequential(), None)))
         gradient = [Candidate(first, adjoint or Autodiff()), Candidate(None, Autodiff())]
         if not left_to_jax(self.traced):
             gradient += [Candidate(first, Backpropagation())]
             gradient += [Candidate(first, SUMMED)]
-            gradient += [Candidate(each, Adjoint()) for each in methods]
+            gradient += map(partial(Candidate, adjoint=Adjoint()), methods)
         return _each_once(forward), _each_once(gradient)
 
     def program(self, candidate: Candidate) -> Callable[[Any, Any, Any], Any]:

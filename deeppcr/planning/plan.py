@@ -245,10 +245,9 @@ def plan(
     if not (chain.obstacle or step.not_differentiable):
         methods += [newton] * bool(tried or iterations or "newton" in rule.seconds)
     adjoint = choose_adjoint(chain, chosen, platform)
-    forward, gradient = (
-        [_predicted(instance, each, model, number) for each in candidates]
-        for candidates in instance.candidates(methods, adjoint.option)
-    )
+    forward, gradient = instance.candidates(methods, adjoint.option)
+    forward = [_predicted(instance, each, model, number) for each in forward]
+    gradient = [_predicted(instance, each, model, number) for each in gradient]
     because, for_adjoint = "the method that is asked for", str(adjoint)
     if isinstance(option, Auto):
         forward, because = _without_doubt(forward, str(rule))

@@ -101,7 +101,7 @@ class Call(Primitive):
         return jax.linear_transpose(f, *avals)
 
     def _map_on(self, axis: Any, operands: Any, axes: Any, **params: Any) -> Any:
-        if all(x is None for x in axes) and not communicates(params["call_jaxpr"], axis.name):
+        if set(axes) <= {None} and not communicates(params["call_jaxpr"], axis.name):
             results = self.bind(*operands, **params)
             return results, [None] * len(results)
         names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name, "axis_size": axis.size}

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, filterfalse
+from itertools import accumulate, filterfalse, starmap
 from typing import Any
 
 from jax import lax
@@ -227,7 +227,7 @@ def _is_less(equation: Any, cuts: Collection[Bounds]) -> bool:
 
 def _entries(bounds: Bounds) -> int:
     """The number of entries of a slice."""
-    return math.prod(len(range(*axis)) for axis in bounds)
+    return math.prod(map(len, starmap(range, bounds)))
 
 
 def replacing(is_of_kind: Callable[[Any], bool], write: Callable[..., Any]) -> Replacement:

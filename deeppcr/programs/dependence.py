@@ -206,7 +206,7 @@ def _is_linear(equation: Any, operands: list[int]) -> bool:
     return by_name.get(primitive(equation).linear, False)
 
 
-def products_with(program: Any, dependent: Set[Any], least: int) -> int:
+def work_with_matrices(program: Any, dependent: Set[Any], least: int) -> int:
     """The operations of products with an array that is not ``dependent``, of ``least`` entries.
 
     Of the programs inside, those of all products.
@@ -216,9 +216,9 @@ def products_with(program: Any, dependent: Set[Any], least: int) -> int:
         for x in of_kind(program.eqns, "product")
         if max(map(size, read_by([x]).keys() - dependent), default=0) < least
     ]
-    return products_of(program) - sum(primitive(x).work(x) for x in small)
+    return work_of_products(program) - sum(primitive(x).work(x) for x in small)
 
 
-def products_of(program: Any) -> int:
+def work_of_products(program: Any) -> int:
     """The operations of the products of a program, convolutions included."""
     return sum(primitive(x).work(x) for x in of_kind(equations(program), "product"))

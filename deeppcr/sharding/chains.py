@@ -312,7 +312,7 @@ def lengthened(chain: TracedChain) -> TracedChain:
         first = lax.stop_gradient(x[:1])
         return jnp.concatenate([x, jnp.broadcast_to(first, (added, *x.shape[1:]))])
 
-    inputs = step.input_of([more(x) for x in chain.inputs])
+    inputs = step.input_of(list(map(more, chain.inputs)))
     alive = jnp.arange(length) < chain.length
     batch_ndim = len(chain.layout.batch_shape)
     longer = trace_chain(function, start, Extended(inputs, alive), length, batch_ndim, "z0")

@@ -29,7 +29,7 @@ def check_mesh_axis(mesh: Any, axis: Any) -> None:
     meshes = jax.sharding.Mesh | jax.sharding.AbstractMesh
     check_type("mesh", mesh, meshes, "a jax.sharding.Mesh, as jax.make_mesh returns")
     names = names_of(axis)
-    if not names or any(part not in mesh.axis_names for part in names):
+    if not names or not set(names) <= set(mesh.axis_names):
         axes = ", ".join(map(repr, mesh.axis_names))
         raise ValueError(
             f"axis is {axis!r}, and the mesh has the axes {axes}; "

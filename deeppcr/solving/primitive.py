@@ -20,7 +20,7 @@ from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
 from deeppcr.adjoint import pushes
-from deeppcr.arrays import avals_of, like, partition, varying_axes
+from deeppcr.arrays import avals_of, is_traced, like, partition, varying_axes
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.eager import compiled_once, program_key
 from deeppcr.chain.examples import OF_RUN
@@ -150,7 +150,7 @@ class _Primitive(Call):
             leaves = _of_examples(axis.size, operands, axes, structures)
             run = jax.tree.unflatten(structures.run, leaves)
             along = jax.tree.leaves(jax.tree.broadcast(OF_RUN, run))
-        if all(each is None for each in along):
+        if set(along) <= {None}:
             return leaves, along
         differ = problem.differing(axis.size, axes, axis.name)
         for index, differs in zip(structures.of_steps, (*differ, *differ), strict=False):
@@ -174,10 +174,10 @@ def bind_problem(
     if is_eager(leaves):
         solution = compiled_once(_solution, (tree, keeps_states), leaves)
     else:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if is_traced(leaves):
             # A new object each time, so that jax caches nothing for it.
             program, run = jax.make_jaxpr(partial(solve), return_shape=True)(problem)
-            if not any(isinstance(x, jax.core.Tracer) for x in constants_of(program)):
+            if not is_traced(constants_of(program)):
                 structures = _Structures(tree, jax.tree.structure(run))
                 params = {"call_jaxpr": program, "structures": structures}
                 return partial(Primitive.bind, solve_chain_p, *leaves, **params), structures.run
@@ -222,7 +222,7 @@ def _without_unused(used: Sequence[bool], *values: Any) -> tuple[list[bool], Any
     if all(used) or equation.params["structures"].used:
         return [True] * len(equation.invars), equation
     operands, results, params = _of_states_read(equation, used)
-    flags = tuple(used[i] for i in results)
+    flags = tuple(map(used.__getitem__, results))
     structures = dataclasses.replace(params["structures"], used=flags, whole=params["call_jaxpr"])
     program = without_unused(structures.whole, flags, instantiate=True)[0]
     reads = [i in operands for i in range(len(equation.invars))]

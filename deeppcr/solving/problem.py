@@ -135,7 +135,7 @@ class Problem:
 
         The adjoint's blocks must be those of all examples at once.
         """
-        if not isinstance(size, int) or not size or all(axis is None for axis in axes):
+        if not isinstance(size, int) or not size or set(axes) <= {None}:
             return False
         of_method, used = self.linearizations
         count = len(jax.tree.leaves((of_method, used)))  # the last leaves
@@ -148,7 +148,7 @@ class Problem:
         if used is None:
             return True
         if isinstance(used, Scalar):
-            return all(axis is None for axis in axes[len(axes) - count :])
+            return set(axes[len(axes) - count :]) <= {None}
         return isinstance(used, Dense | Diagonal | BlockDiagonal | Zero)
 
     def differing(self, size: int, axes: Axes, name: Any) -> list[bool]:
@@ -157,7 +157,7 @@ class Problem:
         As `deeppcr.chain.examples.differing`. If an option differs, they do, within the tolerance.
         """
         count = len(jax.tree.leaves((self.method, self.adjoint)))
-        if any(axis is not None for axis in axes[len(axes) - count :]):
+        if not set(axes[len(axes) - count :]) <= {None}:
             return [True] * len(self.chain.step.jaxpr.outvars)
         return examples_differing(self.chain.step, size, axes, name)
 
@@ -183,7 +183,7 @@ class Problem:
         if examples is not None:
             one = jax.tree.unflatten(examples.problem, range(len(examples.axes)))
             indices, structure = jax.tree.flatten(one.part(states, outputs))
-            axes = tuple(examples.axes[i] for i in indices)
+            axes = tuple(map(examples.axes.__getitem__, indices))
             examples = examples._replace(problem=structure, axes=axes)
         chain = part(self.chain, states, outputs, [])
         return dataclasses.replace(

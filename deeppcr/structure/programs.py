@@ -6,6 +6,7 @@ other entries in it. So it is followed twice: as it is evaluated, and as it is d
 `jax.custom_vjp` defines only how cotangents propagate back, and is not followed.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,7 @@ def while_loop(visit: Visit) -> list[Labels]:
     """A loop whose number of trips depends on everything that its condition depends on."""
     params, walk, body = visit.params, visit.walk, without_constants(visit.params["body_jaxpr"])
     first, start = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    unchanged = [a is b for a, b in zip(body.outvars, body.invars[start - first :], strict=True)]
+    unchanged = list(map(operator.is_, body.outvars, body.invars[start - first :]))
 
     def trip(state: list[Labels]) -> list[Labels]:
         (going,) = walk.program(params["cond_jaxpr"], [*visit.operands[:first], *state])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import chain, count, repeat
 
 from deeppcr.structure.walk import Axes, Labels, Rule, Visit, filled
+from depth.counts import other_axes
 from depth.primitives import primitive
 
 
@@ -47,7 +48,7 @@ def apart(axes_of: Callable[[Visit], Sequence[Axes]]) -> Rule:
 
 def _reduction(visit: Visit) -> list[Axes]:
     """Combine the elements along some axes, which are removed."""
-    return [list(zip(_other_axes(visit.shape(0), visit.params["axes"]), count()))]
+    return [list(zip(other_axes(len(visit.shape(0)), visit.params["axes"]), count()))]
 
 
 def together(axes_of: Callable[[Visit], Collection[int]]) -> Rule:
@@ -57,14 +58,10 @@ def together(axes_of: Callable[[Visit], Collection[int]]) -> Rule:
     """
 
     def batch_axes(visit: Visit) -> list[Axes]:
-        axes = _other_axes(visit.shape(0), axes_of(visit))
+        axes = other_axes(len(visit.shape(0)), axes_of(visit))
         return [list(zip(axes, axes, strict=True))] * len(visit.operands)
 
     return apart(batch_axes)
-
-
-def _other_axes(shape: Sequence[int], axes: Collection[int]) -> list[int]:
-    return [axis for axis in range(len(shape)) if axis not in axes]
 
 
 def _axis(visit: Visit) -> list[int]:
@@ -87,8 +84,8 @@ def _last(number: int) -> Callable[[Visit], Collection[int]]:
 def _dot(visit: Visit) -> list[Axes]:
     """Combine the elements along the contracted axes of both operands, for each batch index."""
     (left_in, right_in), (left_batch, right_batch) = visit.params["dimension_numbers"]
-    rows = *left_batch, *_other_axes(visit.shape(0), (*left_batch, *left_in))
-    columns = _other_axes(visit.shape(1), (*right_batch, *right_in))
+    rows = *left_batch, *other_axes(len(visit.shape(0)), (*left_batch, *left_in))
+    columns = other_axes(len(visit.shape(1)), (*right_batch, *right_in))
     of_left = list(zip(rows, count()))
     of_right = [*zip(right_batch, count()), *zip(columns, count(len(rows)))]
     return [of_left, of_right]
@@ -116,8 +113,8 @@ def _in_windows(
         hidden: the axes of the array that windows have not.
         batch: the batch axes of the array, each with that of the indices.
     """
-    shape, places = visit.shape(0), _other_axes(other, windows)
-    inside = _other_axes(shape, (*hidden, *dict(batch)))
+    shape, places = visit.shape(0), other_axes(len(other), windows)
+    inside = other_axes(len(shape), (*hidden, *dict(batch)))
     axes = [(a, b) for a, b in zip(inside, windows, strict=True) if shape[a] == other[b]]
     return axes + [(axis, places[index]) for axis, index in batch]
 
@@ -127,7 +124,7 @@ def _gather(visit: Visit) -> list[Axes]:
     windows, hidden = numbers.offset_dims, numbers.collapsed_slice_dims
     batched, indices = numbers.operand_batching_dims, numbers.start_indices_batching_dims
     axes = _in_windows(visit, result, windows, hidden, list(zip(batched, indices, strict=True)))
-    return [axes, list(enumerate(_other_axes(result, windows)))]
+    return [axes, list(enumerate(other_axes(len(result), windows)))]
 
 
 def _scatter(visit: Visit) -> list[Axes]:

@@ -84,7 +84,7 @@ class DisjointSets:
             return None
         axes = sorted(axes, key=lambda pair: pair[1])
         apart = [before for before, _ in axes]
-        together = tuple(axis for axis in range(labels.ndim) if axis not in apart)
+        together = tuple(counts.other_axes(labels.ndim, apart))
         roots = self.parent[thin(labels)]
         none = len(self.parent)
         first = np.where(roots == 0, none, roots).min(axis=together, keepdims=True)
@@ -220,7 +220,7 @@ class Visit:
     @property
     def results(self) -> list[tuple[int, ...]]:
         """The shape of each result."""
-        return [counts.shape(variable) for variable in self.equation.outvars]
+        return list(map(counts.shape, self.equation.outvars))
 
     def shape(self, operand: int) -> tuple[int, ...]:
         """The shape of an operand."""

@@ -55,7 +55,6 @@ from deeppcr.lower.products import (
     as_sum_in_loop,
     is_real_product,
     is_small,
-    other_axes,
     products_of,
     sizes_along,
 )
@@ -63,7 +62,7 @@ from deeppcr.lower.steps import Loop, Operands
 from deeppcr.lower.variants import target
 from deeppcr.programs.cut_first import CUTS, apply, evaluate, replacing
 from deeppcr.programs.dependence import follow, reads_of
-from depth.counts import matrices, size
+from depth.counts import matrices, other_axes, size
 from depth.jaxprs import (
     Program,
     Replacement,

@@ -27,7 +27,8 @@ from jax.extend.core import jaxpr_as_fun
 from deeppcr.arrays import Leaves, abstract_avals
 from deeppcr.lower.gpu.fused import limits
 from deeppcr.lower.gpu.fused.operations import CannotFuse, Code, operation
-from deeppcr.lower.products import other_axes, sizes_along
+from deeppcr.lower.products import sizes_along
+from depth.counts import other_axes
 from depth.jaxprs import Program, called, constants_of, interpret
 from depth.primitives import primitive
 

@@ -70,7 +70,7 @@ def sides_of(
                     source |= dict.fromkeys(side, side)
                     sides.append(side)
             else:
-                sides += [(x,) for x in same]
+                sides += zip(same)
         needed |= dict.fromkeys(sides)
         wait(chain.from_iterable(map(parts_of, sides)))
     return sorted(needed, key=_number), merged, source
