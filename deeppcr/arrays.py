@@ -150,6 +150,14 @@ def with_auto_axes(run: Callable[..., Any], mesh: AbstractMesh, out: Any, *argum
     return jax.jit(auto_axes(run, out_sharding=shardings))(*arguments)
 
 
+def without_first_axis(x: Array) -> Array:
+    """The array on all devices of a mesh with `Explicit` axes over which axis 0 is sharded."""
+    sharding = getattr(jax.typeof(x), "sharding", None)
+    if sharding is None or not any(sharding.spec[:1]) or not _is_explicit(sharding.mesh):
+        return x
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, P(None, *sharding.spec[1:])))
+
+
 def _is_explicit(mesh: Any) -> bool:
     return AxisType.Explicit in mesh.axis_types
 

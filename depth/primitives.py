@@ -37,9 +37,8 @@ def _broadcast(equation: Any, arrays: list[Array]) -> list[Array]:
 
 
 def _reshape(equation: Any, arrays: list[Array]) -> list[Array]:
-    if equation.params.get("dimensions") is not None:
-        raise NotImplementedError("a reshape that also transposes")
-    return [arrays[0].reshape(equation.params["new_sizes"])]
+    order = equation.params.get("dimensions") or range(arrays[0].ndim)
+    return [arrays[0].transpose(order).reshape(equation.params["new_sizes"])]
 
 
 def _slice(equation: Any, arrays: list[Array]) -> list[Array]:

@@ -122,10 +122,11 @@ def trip_count(equation: Any, operands: list[int | None]) -> int | None:
         return follow(params["body_jaxpr"], given[first:second] + state)
 
     own: list[Value] = [Affine(i, 0) for i in range(len(init))]
-    state = [
-        constant if constant and isinstance(after, Affine) and after[:2] == (i, 0) else own[i]
-        for i, (after, constant) in enumerate(zip(trip(own), given[second:], strict=True))
-    ]
+    state = list(own)
+    for i, (after, constant) in enumerate(zip(trip(own), given[second:], strict=True)):
+        # Its casts in a trip must not change it.
+        if isinstance(after, Affine) and after[:2] == (i, 0) and isinstance(constant, Affine):
+            state[i] = constant if after.fits(constant.offset) else own[i]
     (test,) = follow(params["cond_jaxpr"], given[:first] + state)
     if not isinstance(test, Test):
         return None

@@ -1,5 +1,7 @@
 """`jax.debug_nans` finds nothing in a healthy chain, whichever way it is solved."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,3 +54,11 @@ def test_adjoints(method, adjoint, compiled):
     )
     gradient = (jax.jit(gradient) if compiled else gradient)(Z0)
     assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("method", ["auto", "newton"])
+def test_a_step_that_makes_one(method):
+    scan = partial(deeppcr.scan, lambda z, x: (jnp.log(z - 5.0), None), Z0, length=3, method=method)
+    for call in (scan, jax.jit(scan)):
+        with pytest.raises(FloatingPointError):
+            call()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deeppcr
-from deeppcr.programs.effects import has_users_rule
+from deeppcr.programs.effects import users_rules
 from tests.problems import assert_agree, normal
 
 
@@ -129,6 +129,20 @@ def test_second_derivatives(rule, way):
     assert_as_by_lax(gradient_of_squares, way, rule, in_function)
 
 
+@pytest.mark.parametrize("way", [AUTO, PCR, NEWTON], ids=name)
+@pytest.mark.parametrize("transform", [jax.vmap, jax.jit], ids=["vmap", "jit"])
+def test_a_rule_that_reads_what_jax_traces(transform, way):
+    def slope(scan, factor):
+        f = jax.custom_jvp(jnp.sin)
+        f.defjvp(lambda p, t: (f(*p), factor * t[0]))
+        step = lambda z, x: (f(z) + x, None)  # noqa: E731
+        return jax.grad(lambda z: scan(step, z, normal(1, 5, 3))[0].sum())(normal(3, 3))
+
+    factors = jnp.array([0.5, 2.0]) if transform is jax.vmap else jnp.array(0.5)
+    found = transform(partial(slope, partial(deeppcr.scan, **way)))(factors)
+    assert_agree(found, transform(partial(slope, jax.lax.scan))(factors))
+
+
 def chains_in_a_chain(scan, rule, weight, z, inner=AUTO, outer=AUTO, mapped=False):
     """The loss of a chain whose step is a chain."""
 
@@ -187,8 +201,11 @@ def of_jax(x):
 
 
 def test_rules_of_jax_are_the_derivatives():
-    assert not has_users_rule(jax.make_jaxpr(of_jax)(0.5).jaxpr)
+    assert not users_rules(jax.make_jaxpr(of_jax)(0.5).jaxpr)
 
 
 def test_rules_of_users_may_be_anything():
-    assert has_users_rule(jax.make_jaxpr(rounded)(jnp.ones((2, 2)), jnp.ones(2)).jaxpr)
+    assert users_rules(jax.make_jaxpr(rounded)(jnp.ones((2, 2)), jnp.ones(2)).jaxpr)
+    of_sine = jax.custom_jvp(jnp.sin)
+    of_sine.defjvps(lambda t, y, x: 2.0 * t)
+    assert users_rules(jax.make_jaxpr(of_sine)(0.5).jaxpr)

@@ -4,6 +4,7 @@ import gc
 import logging
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -178,6 +179,48 @@ def test_what_a_rule_reads_of_its_module_may_change(monkeypatch):
 
     assert jnp.allclose(gradient(), 1.0)
     monkeypatch.setattr(f"{__name__}.SLOPE", 2.0)
+    assert jnp.allclose(gradient(), 2.0**6)
+
+
+class Options:
+    """What may change without being another object."""
+
+    factor = 1.0
+
+
+OPTIONS = Options()
+
+
+def doubled_slope(tangent):
+    return tangent
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def with_options(options, x):
+    return x
+
+
+with_options.defjvp(lambda options, p, t: (p[0], options.factor * t[0]))
+by_function, by_object = jax.custom_jvp(lambda x: x), jax.custom_jvp(lambda x: x)
+by_function.defjvp(lambda p, t: (p[0], doubled_slope(t[0])))
+by_object.defjvp(lambda p, t: (p[0], OPTIONS.factor * t[0]))
+
+CHANGES = {
+    "a function": (by_function, f"{__name__}.doubled_slope", lambda tangent: 2.0 * tangent),
+    "an object": (by_object, f"{__name__}.Options.factor", 2.0),
+    "an argument": (partial(with_options, OPTIONS), f"{__name__}.Options.factor", 2.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_rule_calls_may_change(name, monkeypatch):
+    f, place, other = CHANGES[name]
+
+    def gradient():
+        return jax.grad(lambda z: deeppcr.scan(lambda z, x: (f(z) + x, None), z, XS)[0].sum())(INIT)
+
+    assert jnp.allclose(gradient(), 1.0)
+    monkeypatch.setattr(place, other)
     assert jnp.allclose(gradient(), 2.0**6)
 
 

@@ -47,7 +47,7 @@ FACES = (DEVICES, "sharding")
 # those that stand behind one file each, and of deeppcr. A change that needs more says why.
 BESIDE_THE_CORE = {*BEHIND_DOORS, "__main__", "planning", "sharding"}
 BESIDE_THE_CORE |= {"lower/cpu", "lower/gpu"}
-MOST_STATEMENTS = {"core": 6690, "deeppcr": 11640}
+MOST_STATEMENTS = {"core": 6650, "deeppcr": 11600}
 
 # Those that deeppcr adds to jax: a program is one equation to jax, and each platform lowers it.
 PRIMITIVES = {"kernel_call", "linear_map", "pieces", "solve_chain", "steps"}

@@ -101,6 +101,27 @@ def test_an_entry_that_is_differentiated_nowhere_has_no_tangent(scan):
     assert np.isfinite(both[0])
 
 
+def rooted(w, carry, x):
+    """A network, and a diagnostic whose derivative is infinite at the start."""
+    h, norm = carry
+    h = jnp.tanh(h @ w + x)
+    return (h, jnp.sqrt(norm) + 0 * (h**2).sum()), None
+
+
+@pytest.mark.parametrize("scan", ["default", "backprop", "pcr", "segments", "newton"])
+def test_in_a_loop_around_it(scan):
+    """It carries the diagnostic, whose cotangents are zeros there, and not nothing."""
+
+    def after(scan, w):
+        around = lambda carry, xs: (scan(partial(rooted, w), carry, xs)[0], None)  # noqa: E731
+        (h, _), _ = jax.lax.scan(around, (jnp.zeros(3), jnp.zeros(())), XS.reshape(2, 20, 3))
+        return (h**2).sum()
+
+    expected = jax.jit(jax.grad(partial(after, jax.lax.scan)))(W)
+    assert bool(jnp.isfinite(expected).all())
+    assert_agree(jax.jit(jax.grad(partial(after, SOLVED[scan])))(W), expected)
+
+
 @pytest.mark.parametrize("batched", [False, True], ids=["one", "batch"])
 def test_newton_iterates_for_what_is_read(batched):
     carry = STEPS["overflows"][1]

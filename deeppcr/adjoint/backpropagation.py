@@ -11,6 +11,7 @@ another; the gradients of arrays follow at once.
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deeppcr.adjoint.one_kernel import by_kernel, by_steps
-from deeppcr.adjoint.tangents import StepTangents, TangentEquations, Tangents, pullback
+from deeppcr.adjoint.tangents import Moves, StepTangents, TangentEquations, Tangents, pullback
 from deeppcr.arrays import (
     Leaves,
     add,
@@ -34,7 +35,7 @@ from deeppcr.arrays import (
 from deeppcr.axis import LOCAL
 from deeppcr.chain.chain import TracedChain
 from deeppcr.chain.part import leaves_reached, variables_pulled
-from deeppcr.linear.linear_map import LinearMap, solved
+from deeppcr.linear.linear_map import LinearMap, Part, solved
 from deeppcr.lower import each, even_chunk, kernels_run, scan_in_chunks, steps_in_cache
 from depth.counts import nbytes
 
@@ -113,6 +114,21 @@ class InOrder(TangentEquations):
         dz, dx, dc = system._pulled(Results(partition(g, reached), o, partition(last, reached)))
         of_initial = partition(reached, self.moves.initial)
         return combine([None] * len(of_initial), of_initial, dz), dx, dc
+
+    def linear_map(self) -> tuple[LinearMap, Leaves]:
+        """Its tangents as one function, and the arrays that it depends on."""
+        moves, *rest = self
+        arrays, tree = jax.tree.flatten(rest)
+
+        def of(arrays: Leaves) -> InOrder:
+            return InOrder(moves, *jax.tree.unflatten(tree, arrays))
+
+        map_ = LinearMap(
+            lambda arrays, v: of(arrays).pushed(v),
+            lambda arrays, g: of(arrays).pulled(g),
+            part=partial(_part, moves, tree),
+        )
+        return map_, arrays
 
     def _with_zeros(self, outputs: Cotangents) -> Leaves:
         """The cotangents of all outputs, which are none of the next state."""
@@ -203,14 +219,22 @@ def _added(mu: Leaves, g: Cotangents) -> Leaves:
     return [m if x is None else m + x for m, x in zip(mu, g, strict=True)]
 
 
+def _part(moves: Moves, tree: Any, used: Sequence[bool]) -> Part | None:
+    """The equations of the states and outputs that cotangents of the ``used`` leaves reach."""
+    system = InOrder(moves, *jax.tree.unflatten(tree, range(tree.num_leaves)))
+    step, count = system.chain.step, system.chain.step.states
+    outputs = list(used[count:-count])
+    states = list(map(operator.or_, used[:count], used[-count:]))  # of all steps, or the last alone
+    reached = leaves_reached(step, states, outputs, variables_pulled)
+    if all(reached) and all(outputs):
+        return None
+    map_, arrays = system.part(reached, outputs).linear_map()
+    return Part(map_, arrays, [*reached, *outputs, *reached], moves.left(reached))
+
+
 def _bound(system: InOrder, tangents: Tangents) -> Results:
     """The tangents of the states and the outputs, as one equation."""
-    moves, *rest = system
-    arrays, tree = jax.tree.flatten(rest)
-    map_ = LinearMap(
-        lambda arrays, v: InOrder(moves, *jax.tree.unflatten(tree, arrays)).pushed(v),
-        lambda arrays, g: InOrder(moves, *jax.tree.unflatten(tree, arrays)).pulled(g),
-    )
+    map_, arrays = system.linear_map()
     shapes = None
     if not varying_axes((arrays, tangents)):
         step, length = system.chain.step, system.chain.length

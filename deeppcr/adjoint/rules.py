@@ -138,8 +138,8 @@ def resolve_adjoint(
     unroll = method.unroll if isinstance(method, Sequential) else 1
     if isinstance(adjoint, Autodiff) and not has_rule and chain.axis.is_sharded:
         adjoint = Backpropagation()  # the same, shard after shard
-    is_uneven = not chain.step.varies_like_state
-    if adjoint is None or isinstance(adjoint, Autodiff) or has_rule or is_uneven:
+    is_left = has_rule or chain.step.has_traced_rule or not chain.step.varies_like_state
+    if adjoint is None or isinstance(adjoint, Autodiff) or is_left:
         autodiff = adjoint if isinstance(adjoint, Autodiff) else Autodiff()
         unroll = max(autodiff.unroll, unroll)
         # Second derivatives differentiate what a rule computes, the values included, and not the
@@ -276,8 +276,7 @@ def _part(moves: Moves, tree: Any, used: Sequence[bool]) -> Part | None:
     if part is None:
         return None
     map_, arrays = part.linear_map()
-    of_arrays = ([True] * sum(moving) for moving in (moves.inputs, moves.captured))
-    return Part(map_, arrays, reached, [partition(reached, moves.initial), *of_arrays])
+    return Part(map_, arrays, reached, (reached, moves.left(reached)))
 
 
 def _product(moves: Moves, tree: Any, arrays: Leaves, x: tuple[Leaves, Tangents]) -> Leaves:

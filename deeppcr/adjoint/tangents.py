@@ -100,6 +100,11 @@ class Moves(NamedTuple):
             initial=partition(self.initial, leaves), inputs=[*self.inputs, *[False] * more]
         )
 
+    def left(self, leaves: Sequence[bool]) -> tuple[list[bool], list[bool], list[bool]]:
+        """Which tangents are left with these leaves of the state."""
+        left = partition(leaves, self.initial)
+        return left, [True] * sum(self.inputs), [True] * sum(self.captured)
+
     def of(self, chain: TracedChain) -> Tangents:
         """``(z_0, x, c)``, the differentiated leaves of a chain."""
         z, x, c = map(partition, parts(chain), self)

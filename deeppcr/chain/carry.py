@@ -23,7 +23,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deeppcr.arrays import Leaves, combine, is_weak, partition, with_weak_type
+from deeppcr.arrays import (
+    Leaves,
+    combine,
+    is_weak,
+    partition,
+    with_weak_type,
+    without_first_axis,
+)
 from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.step import Extended, Step
 from deeppcr.checks import named_after
@@ -219,4 +226,5 @@ def _run_ahead(
         leaves = [*captured, *combine(initial, moves, driven), *xs]
         return evaluate(step.jaxpr, step.jaxpr.environment(leaves), results), driven
 
+    inputs = list(map(without_first_axis, inputs))
     return lax.scan(body, partition(initial, moves), inputs, length, reverse)

@@ -11,17 +11,23 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from deeppcr.arrays import Leaves, avals_of, varying_axes, with_weak_type
+from deeppcr.arrays import (
+    Leaves,
+    avals_of,
+    varying_axes,
+    with_weak_type,
+)
 from deeppcr.lower import as_products, own_filters
 from deeppcr.programs.cut_first import cut_first, evaluate
 from deeppcr.programs.dependence import is_affine
 from deeppcr.programs.effects import (
     CUSTOM_VJP,
-    has_users_rule,
+    users_rules,
     why_forwards_only,
     why_not_differentiable,
 )
 from deeppcr.programs.retrace import in_full_precision
+from deeppcr.programs.signature import Rule
 from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
@@ -154,12 +160,24 @@ class Step:
         return is_affine(self.jaxpr, self.states)
 
     @cached_property
+    def _users_rules(self) -> list[Rule]:
+        return users_rules(self.jaxpr)
+
+    @property
     def has_users_rule(self) -> bool:
         """Whether it uses a derivative rule of the user's.
 
         Such a rule need not be the derivative (straight-through rounding).
         """
-        return has_users_rule(self.jaxpr)
+        return bool(self._users_rules)
+
+    @property
+    def has_traced_rule(self) -> bool:
+        """Whether a derivative rule of the user's closes over a value that jax traces now.
+
+        The program of a derivative would have it as a constant, which it is not.
+        """
+        return any(rule.is_traced for rule in self._users_rules)
 
     @cached_property
     def forwards_only(self) -> str:

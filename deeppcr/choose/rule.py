@@ -221,6 +221,8 @@ def left_to_jax(chain: TracedChain) -> str:
             "derivatives are jax's: the step calls a jax.custom_vjp, whose rule need not be linear "
             "in its cotangents"
         )
+    if step.has_traced_rule:
+        return "derivatives are jax's: a derivative rule closes over a value that jax traces"
     if not step.varies_like_state:
         return "derivatives are jax's: what a step reads varies over more devices than the state"
     if step.not_differentiable:

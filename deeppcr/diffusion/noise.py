@@ -20,6 +20,11 @@ LEAST_ALPHA_CUMPROD = 2**-24  # of diffusers, in place of the zero of rescale_be
 def alphas_cumprod(config: Config) -> np.ndarray:
     """``[T]``, float32: ``alpha_t²`` at every training time."""
     betas = _betas(config)
+    if betas.min() < 0 or betas.max() > 1:
+        raise ValueError(
+            f"the betas are from {betas.min():g} to {betas.max():g}, expected numbers from 0 to 1: "
+            "see beta_start, beta_end and trained_betas."
+        )
     return _products(_rescaled(betas) if config.get("rescale_betas_zero_snr") else betas)
 
 

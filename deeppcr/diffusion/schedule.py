@@ -215,7 +215,8 @@ class Schedule:
         References:
             A. Shih et al., *Parallel Sampling of Diffusion Models*, NeurIPS 2023, section 3.2.
         """
-        if not (isinstance(ratio, int | float) and math.isfinite(ratio) and ratio > 0):
+        is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+        if not (is_number and math.isfinite(ratio) and ratio > 0):
             raise ValueError(f"ratio is {describe(ratio)}, expected a number > 0, such as 0.1.")
         alpha, sigma = self.table(steps, start).levels.values()
         with np.errstate(divide="ignore"):

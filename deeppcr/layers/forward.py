@@ -52,7 +52,9 @@ def forward(
     period (`Linear`, `relu`, `Linear`, `relu`, ...). Every other layer runs on its own, and so does
     a layer with side effects (`jax.debug.print`). A layer that cannot be traced alone is called in
     its turn, after what comes before it: one that changes itself when called (batch statistics,
-    random counters), that changes in place what it takes, or that needs values.
+    random counters), that changes in place what it takes, or that needs values. Its Python code
+    has run once before, for the trace: a layer must not count calls in an object that jax does not
+    know, or draw random numbers of numpy.
     `deeppcr.layers.describe` shows which layers form a chain. As under `jax.jit`, a layer must not
     leave a traced array in an object that jax does not know, catch the error that asking for a
     value raises, or do another thing if its argument is traced.
@@ -118,9 +120,9 @@ def forward(
     if isinstance(layers, Chain):
         return solve(layers, x, batch_ndim=checked(x), **options).value
     every_layer = listed(layers)
+    if batch_ndim is not None:
+        checked(x)
     if is_quick and (len(every_layer) <= FEW_LAYERS or is_eager([jnp.zeros(())])):
-        if batch_ndim is not None:
-            checked(x)
         return _call(every_layer, x)
     start = 0
     while start < len(every_layer):
@@ -156,7 +158,7 @@ def _first_programs(layers: Sequence[Any], x: Any, is_quick: bool) -> tuple[list
 
     The code of each layer runs once, when it is traced, in order. Tracing stops at a layer with
     side effects, which later ones may observe, at one that changes itself or what it takes, and at
-    one that cannot be traced: the last two are called.
+    one that cannot be traced: the last two are called, so their code runs again.
 
     ``is_quick``: whether to call the layers of a list that compiles faster as its loop.
     """

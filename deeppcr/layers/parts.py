@@ -137,7 +137,10 @@ def take_apart(layer: Any, holders: list[Any] | None = None) -> tuple[LayerCode,
         return LayerCode(key, tuple(split(part, holder) for part in parts), make)
 
     variable = getattr(sys.modules.get("flax.nnx"), "Variable", ())
-    return split(as_callable(layer), layer), arrays
+    try:
+        return split(as_callable(layer), layer), arrays
+    except RecursionError:
+        raise NotApart("it holds itself") from None
 
 
 def is_same(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
@@ -158,6 +161,14 @@ def changes(layer: Any, code: LayerCode, arrays: list[Any]) -> str:
     return f"calling it changes {', '.join(map(jax.tree_util.keystr, new)) or 'its state'}"
 
 
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    """What a variable holds that a function closes over."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        raise NotApart("it closes over a variable that has no value yet") from None
+
+
 def _composite(value: Any) -> tuple[Hashable, Any, Any]:
     """The key, the parts, and the function that puts them together."""
     linen = linen_module()
@@ -176,7 +187,9 @@ def _composite(value: Any) -> tuple[Hashable, Any, Any]:
         held = value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ())
         return (code, id(space)), held, make
     if kind is types.CellType:
-        return kind, (value.cell_contents,), lambda held: types.CellType(*held)
+        return kind, _contents(value), lambda held: types.CellType(*held)
+    if kind is np.ndarray:  # a copy, since a call may change it
+        return key_of(value), (), lambda _: value.copy()
     constant = *IMMUTABLE, type, np.ndarray, linen
     if isinstance(value, constant) or is_of_jax(value) or is_named(value):
         return key_of(value), (), partial(_value, value)

@@ -1,6 +1,7 @@
 """Reading a list of layers: the program of each, by which layers are equal."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,6 +58,9 @@ class Layer(NamedTuple):
         return self.changes or self.acts or ("" if floating else "it returns non-floating arrays")
 
 
+Copies = dict[int, tuple[np.ndarray, np.ndarray]]  # of arrays of numpy, by their `id`
+
+
 def read(layers: Sequence[Any], x: Any) -> Iterator[Layer]:
     """Trace layers, the first of which takes ``x``: each once, in order, as `jax.jit` of the loop.
 
@@ -64,16 +68,16 @@ def read(layers: Sequence[Any], x: Any) -> Iterator[Layer]:
         Exception: the next layer cannot be traced.
     """
     x = jax.tree.map(abstract, x)
-    copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    copies: Copies = {}
     for layer in layers:
-        program = trace_copy(layer, x)
+        program = trace_copy(layer, x, copies)
         arrays = [snapshot(array, copies) for array in program.arrays]
         yield program._replace(arrays=arrays)
         x = program.returns
 
 
-def snapshot(array: Any, copies: dict[int, tuple[np.ndarray, np.ndarray]]) -> Any:
-    """The array, or its copy if it is one of numpy, which a later layer may change in place.
+def snapshot(array: Any, copies: Copies) -> Any:
+    """The array, or its copy if it is one of numpy, which a layer may change in place.
 
     ``copies``: arrays of the layers before, by their ``id``, and their copies. An array that has
     not changed has one copy in all layers.
@@ -81,15 +85,17 @@ def snapshot(array: Any, copies: dict[int, tuple[np.ndarray, np.ndarray]]) -> An
     if not isinstance(array, np.ndarray):
         return array
     if id(array) not in copies or not np.array_equal(copies[id(array)][1], array):
-        copies[id(array)] = array, array.copy()  # it is held, so no other array gets its id
+        copy = array.copy()
+        copies[id(array)] = array, copy  # it is held, so no other array gets its id
+        copies[id(copy)] = copy, copy
     return copies[id(array)][1]
 
 
-def trace_copy(layer: Any, x: Any) -> Layer:
+def trace_copy(layer: Any, x: Any, copies: Copies) -> Layer:
     """The program of a layer that takes arrays of the types ``x``.
 
     A layer that can be taken apart is copied, so that no traced array gets into it, and what a call
-    changes in it is seen. Any other is traced itself.
+    changes in it is seen. Any other is traced itself. ``copies``: see `snapshot`.
 
     Raises:
         NotApart: it is bound to variables that a trace would change.
@@ -98,19 +104,23 @@ def trace_copy(layer: Any, x: Any) -> Layer:
     if is_stateful(layer):
         raise NotApart("it is a bound module that changes its variables or counts random numbers")
     original = as_callable(layer)
-    try:
-        parts = take_apart(original)
-    except NotApart:
-        parts = None
+    code, arrays = None, list[Any]()
+    with suppress(NotApart):
+        code, arrays = take_apart(original)
+    held = [snapshot(array, copies) for array in arrays]
     changed = ""
 
     def run(x: Any) -> Any:
         nonlocal changed
-        traced = original if parts is None else parts[0].build(iter(parts[1]))
+        traced = original if code is None else code.build(iter(held))
         leaves, structure = jax.tree.flatten(x)
         y = traced(x)
-        if parts is not None:
-            changed = changes(traced, *parts)
+        if code is not None:
+            changed = changes(traced, code, held)
+        if any(
+            a is not b and a.tobytes() != b.tobytes() for a, b in zip(arrays, held, strict=True)
+        ):
+            changed = "calling it changes an array of numpy"
         if not is_same((structure, leaves), (jax.tree.structure(x), jax.tree.leaves(x))):
             changed = "calling it changes what it takes"
         return y

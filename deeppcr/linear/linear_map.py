@@ -35,19 +35,20 @@ class Part(NamedTuple):
     Attributes:
         map: of these.
         arrays: the indices of those that it depends on.
-        y: which leaves of ``y``, and of ``b``, are left.
-        v: which leaves of ``v`` are left, for each of its lists of leaves.
+        y: which leaves of ``y`` are left.
+        x: which leaves of the operand are left: tuples and lists as there.
     """
 
     map: "LinearMap"
     arrays: Sequence[int]
     y: Sequence[bool]
-    v: Sequence[Sequence[bool]]
+    x: Any
 
     @property
     def operands(self) -> list[bool]:
-        """Which leaves of ``(b, v)`` are left."""
-        return [*self.y, *chain.from_iterable(self.v)]
+        """Which leaves of the operand are left."""
+        flags: list[bool] = jax.tree.leaves(self.x)
+        return flags
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -222,9 +223,9 @@ def _without_unused(used: list[bool], *arguments: Any) -> tuple[list[bool], Any]
     part = role.part(used)
     if part is None or varying_axes(avals_of(equation.invars)):  # of another mesh
         return [True] * len(equation.invars), equation
-    b, v = jax.tree.unflatten(role.x, equation.invars[count:])
+    operands = jax.tree.unflatten(role.x, equation.invars[count:])
     arrays = [equation.invars[i] for i in part.arrays]
-    x = partition(b, part.y), tuple(map(partition, v, part.v))
+    x = jax.tree.map(partition, operands, part.x, is_leaf=lambda leaves: isinstance(leaves, list))
     avals = jax.tree.map(lambda atom: atom.aval, (arrays, x))
     program = without_constants(jax.make_jaxpr(partial(solved, part.map))(*avals))
     smaller = equation.replace(

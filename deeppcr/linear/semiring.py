@@ -115,7 +115,7 @@ def check_semiring(name: str, blocks: Blocks, b: Array, solver: LinearSolver) ->
     """Raise unless there is a recurrence over the semiring of that name."""
     if name == "real":
         return
-    if name not in SEMIRINGS:
+    if not isinstance(name, str) or name not in SEMIRINGS:
         names = ["real", *SEMIRINGS]
         raise ValueError(
             f"semiring is {describe(name)}, expected one of {names}{did_you_mean(name, names)}"

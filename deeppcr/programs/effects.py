@@ -1,6 +1,5 @@
 """What keeps a step from being one of many side by side, or from having a derivative."""
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from deeppcr.arrays import (
     varying_axes,
 )
 from deeppcr.programs.dependence import defining
+from deeppcr.programs.signature import Rule, rule_of
 from depth.counts import named_axes
 from depth.jaxprs import (
     bind,
@@ -34,12 +34,6 @@ from depth.jaxprs import (
 )
 from depth.primitives import of_kind, primitive
 
-# Functions of jax that bring derivative rules: these are the derivatives of the functions.
-LIBRARY = tuple(
-    os.path.join(os.path.dirname(jax.__file__), "_src", folder) + os.sep
-    for folder in ("lax", "nn", "numpy", "scipy")
-)
-
 CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 DIFFERENTIABLE = ("elementwise", "move", "product", "reduction")
 # jax has no derivative with respect to some of their operands.
@@ -51,16 +45,10 @@ THREEFRY = "key<fry>"
 MAPPED = ("all_gather", "pmax", "pmin", "ppermute", "psum")  # what `jax.vmap` maps, named or not
 
 
-def has_users_rule(jaxpr: Any) -> bool:
-    """Whether a user's derivative rule is used, which need not be the derivative."""
-    return not all(map(is_rule_of_jax, of_kind(equations(jaxpr), "derivative rule")))
-
-
-def is_rule_of_jax(equation: Any) -> bool:
-    """Whether a derivative rule is of a function of jax's library, as `jax.nn.relu`."""
-    program = without_constants(called(equation))
-    file = getattr(getattr(program, "debug_info", None), "func_filename", "")
-    return str(file).startswith(LIBRARY)
+def users_rules(jaxpr: Any) -> list[Rule]:
+    """The derivative rules of users, which need not be the derivatives."""
+    rules = map(rule_of, of_kind(equations(jaxpr), "derivative rule"))
+    return [rule for rule in rules if rule.is_users]
 
 
 def why_forwards_only(jaxpr: Any) -> str:
@@ -93,7 +81,7 @@ def _has_derivative(equation: Any) -> bool:
     """Whether an equation is sure to have a derivative, or is a call of such equations."""
     kind, name = primitive(equation).kind, equation.primitive.name
     if kind == "derivative rule":
-        return is_rule_of_jax(equation)
+        return not rule_of(equation).is_users
     if kind == "call":  # of a `jax.custom_batching.custom_vmap`, but not as a linear function
         return called(equation) is not None and name != CUSTOM_VMAP
     return (
@@ -195,7 +183,7 @@ def without_vmap(jaxpr: Any) -> str:
 def _may_be_forwards_only(equation: Any) -> bool:
     kind = primitive(equation).kind
     if kind == "derivative rule":
-        return not is_rule_of_jax(equation)
+        return rule_of(equation).is_users
     # An unknown primitive, or a program that is run by a primitive of its own.
     return equation.primitive.name in PUSHED or kind in ("unknown", "opaque", "program")
 

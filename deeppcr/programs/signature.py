@@ -2,17 +2,27 @@
 
 import hashlib
 import inspect
+import os
+import sys
 from abc import ABC, abstractmethod
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.extend.core.primitives import reduce_p
 
+from deeppcr.arrays import is_traced
 from depth.jaxprs import constants_of, is_literal, without_constants
 from depth.primitives import primitive
 
+# Packages whose functions, and objects that equal themselves alone, do not change.
+FIXED = {*sys.stdlib_module_names, "deeppcr", "depth", "flax", "jax", "jaxlib", "numpy", "optax"}
+LIBRARY = tuple(
+    os.path.join(os.path.dirname(jax.__file__), "_src", folder) + os.sep
+    for folder in ("lax", "nn", "numpy", "scipy")
+)
 SMALL = 64  # elements of a constant that may be part of a program that is kept
 
 
@@ -24,6 +34,28 @@ def signature(value: Any) -> tuple[Any, str]:
     """
     reader = _Signature()
     return reader.of(value), reader.reason
+
+
+class Rule(NamedTuple):
+    """What is known of the derivative rule of an equation.
+
+    Attributes:
+        is_users: whether it is of a user, not of jax.
+        is_traced: whether it closes over a value that jax traces.
+    """
+
+    is_users: bool
+    is_traced: bool
+
+
+def rule_of(equation: Any) -> Rule:
+    """The rule of an equation of `jax.custom_jvp` or `jax.custom_vjp`."""
+    rule = equation.params.get("jvp_jaxpr_fun")
+    if str(getattr(getattr(rule, "debug_info", None), "func_filename", "")).startswith(LIBRARY):
+        return Rule(False, False)  # most often
+    reader = _Signature()
+    reader._parameters(equation)
+    return Rule(reader.is_users, reader.is_traced)
 
 
 class Signed(ABC):
@@ -40,6 +72,7 @@ class _Signature:
 
     def __init__(self) -> None:
         self.reason = ""
+        self.is_users = self.is_traced = False  # see `Rule`
 
     def of(self, value: Any) -> Any:
         if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
@@ -60,7 +93,10 @@ class _Signature:
         is_fixed = _module(value) == "jax" and getattr(value, "__closure__", ()) is None
         if isinstance(value, FunctionType | partial) and not is_fixed:
             self.reason = f"the function {getattr(value, '__qualname__', value)}"
-        return (type(value), value)
+        kind = type(value)
+        if getattr(kind, "__eq__", None) is object.__eq__ and _module(kind) not in FIXED:
+            self.reason = f"an object of {kind.__name__}, which may have changed"
+        return (kind, value)
 
     def _array(self, value: Any) -> Any:
         try:
@@ -116,8 +152,31 @@ class _Signature:
         try:
             return tuple((key, self._rule(named[key])) for key in sorted(named))
         except (TypeError, ValueError, RecursionError):  # nothing yet in a cell, or itself
-            self.reason = "a derivative rule"
+            self.reason, self.is_users = "a derivative rule", True
             return id(equation)
+
+    def _function(self, rule: FunctionType) -> Any:
+        """A user's function, what it reads by name from its module, and so of those it calls."""
+        self.is_users = True
+        functions, data = [rule], list[Any]()
+        for function in functions:  # grows
+            module = function.__globals__
+            if held := [cell.cell_contents for cell in function.__closure__ or ()]:
+                self.reason = f"the derivative rule {rule.__qualname__}, which closes over values"
+                self.is_traced |= is_traced(held)
+                functions += [x for x in held if isinstance(x, FunctionType) and x not in functions]
+            for name in sorted(_names(function.__code__) & module.keys()):
+                value = inspect.unwrap(module[name])
+                is_data = not callable(value) and not isinstance(value, ModuleType)
+                if is_data:
+                    data.append((name, self.of(value)))
+                elif _module(value) in FIXED and not isinstance(value, partial):
+                    continue
+                elif not isinstance(value, FunctionType):  # it may have changed
+                    self.reason = f"the derivative rule {rule.__qualname__}, which reads {name}"
+                elif value not in functions:
+                    functions.append(value)
+        return (*functions, *data)
 
     def _rule(self, value: Any) -> Any:
         """A parameter of a function with a derivative rule, which is never traced.
@@ -131,9 +190,7 @@ class _Signature:
             cells = value.__closure__ or ()
             if _module(value) == "jax":
                 return (value.__code__, *(self._rule(cell.cell_contents) for cell in cells))
-            if cells:
-                self.reason = f"the derivative rule {value.__qualname__}, which closes over values"
-            return (value, self.of(_globals_read(value)))
+            return self._function(value)
         if hasattr(value, "transforms"):
             return self._rule((value.f, value.transforms))
         if isinstance(value, tuple | list):
@@ -142,7 +199,7 @@ class _Signature:
             inner = getattr(value, "__wrapped__", None)
             if inner is None or _module(type(value)) not in ("jax", "jaxlib"):
                 name = getattr(value, "__qualname__", type(value).__name__)
-                self.reason = f"the derivative rule {name}"
+                self.reason, self.is_users = f"the derivative rule {name}", True
             return (self.of(value), self._rule(inner))  # of `jax.jit` or `jax.custom_jvp`
         kind = type(value)
         is_memory = getattr(kind, "__eq__", None) is object.__eq__ and _module(kind) == "jax"
@@ -152,23 +209,13 @@ class _Signature:
         return self.of(value.val if hasattr(value, "val") else value)
 
 
-def _globals_read(function: FunctionType) -> dict[str, Any]:
-    """The data that it reads from its module by name, as do functions there that it calls."""
-    module = function.__globals__
-    values: dict[str, Any] = {}
-    codes = [function.__code__]
-    for code in codes:  # grows
-        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-        new = {name: module[name] for name in code.co_names if name in module.keys() - values}
-        values |= new
-        functions = filter(inspect.isfunction, map(inspect.unwrap, new.values()))
-        codes += [each.__code__ for each in functions if each.__globals__ is module]
-    return {
-        name: value
-        for name, value in values.items()
-        if not callable(value) and not isinstance(value, ModuleType)
-    }
+def _names(code: CodeType) -> set[str]:
+    """The names that a function reads, with those inside it: of its module, and of attributes."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
 
 
 def _module(value: Any) -> str:
-    return (getattr(value, "__module__", None) or "").partition(".")[0]
+    """The package that something is of."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return (name or "").partition(".")[0]

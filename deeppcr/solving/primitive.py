@@ -171,7 +171,7 @@ def bind_problem(
     ``keeps_states``: whether an eager solution has a trajectory, if it has a last state.
     """
     leaves, tree = jax.tree.flatten(problem)
-    if is_eager(leaves):
+    if is_eager(leaves) and not problem.chain.step.has_traced_rule:  # `jax.jit` refuses these, too
         solution = compiled_once(_solution, (tree, keeps_states), leaves)
     else:
         if is_traced(leaves):
@@ -189,8 +189,12 @@ def bind_problem(
 
 def _solution(static: tuple[Any, bool], leaves: Sequence[Any]) -> Run:
     tree, keeps_states = static
-    bind, out = bind_problem(jax.tree.unflatten(tree, leaves))
-    run: Run = jax.tree.unflatten(out, bind())
+    problem = jax.tree.unflatten(tree, leaves)
+    if is_eager(leaves):  # jax runs it without `jax.jit`, to find a NaN
+        run: Run = solve(problem)
+    else:
+        bind, out = bind_problem(problem)
+        run = jax.tree.unflatten(out, bind())
     return run if keeps_states or not run.last else dataclasses.replace(run, trajectory=[])
 
 

@@ -53,6 +53,16 @@ def other_counter(x):
     )
 
 
+def bound_cut_short(x):
+    """The bound loses its higher bits after one trip."""
+    body = lambda s: (s[0] + 1, s[1].astype(jnp.int8).astype(jnp.int32), jnp.sin(s[2]))  # noqa: E731
+    return lax.while_loop(lambda s: s[0] < s[1], body, (jnp.int32(0), jnp.int32(300), x))
+
+
+def test_a_bound_that_a_trip_changes_is_not_proven():
+    assert not depth.analyze(bound_cut_short, f()).exact
+
+
 called = jax.jit(bounded())
 
 

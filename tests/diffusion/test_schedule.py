@@ -223,6 +223,7 @@ BAD = [
     ("DDIM", {"num_train_timesteps": 0}, {}, "num_train_timesteps=0 is not .*an integer >= 1"),
     ("DDIM", {"steps_offset": [1]}, {}, r"steps_offset=\[1\] is not"),
     ("DDIM", {"trained_betas": [0.1, 0.2]}, {}, "trained_betas has 2 entries, expected .*=1000"),
+    ("DDIM", {"beta_end": 2.0}, {}, "the betas are from 0.0001 to 2, expected numbers from 0 to 1"),
     ("DDIM", {"trained_betas": "no"}, {}, "trained_betas='no' is not .*a list of numbers"),
     ("DDIM", {"steps_offset": 7}, {"steps": 1000}, "steps_offset=7 moves the first .* time 1006"),
     ("DDIM", {}, {"steps": 1001}, "steps is 1001, expected at most num_train_timesteps=1000"),

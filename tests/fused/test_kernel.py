@@ -222,7 +222,8 @@ UNARY = [
     lambda a: jnp.max(a, -1, keepdims=True) * jnp.ones_like(a),
     lambda a: jnp.concatenate([a[..., 1:], a[..., :1]], -1),
     lambda a: jnp.arctan2(a, jnp.float32(0.7)), lambda a: jnp.pad(a[..., 1:], [(0, 0)] * (a.ndim - 1) + [(1, 0)]),
-    lambda a: a[..., None].swapaxes(-1, -2).reshape(a.shape), lax.erf, jnp.cosh, jnp.arctan,
+    lambda a: a[..., None].swapaxes(-1, -2).reshape(a.shape),
+    lambda a: jnp.ravel(jnp.stack([a, -a]), order="F")[: a.size].reshape(a.shape), lax.erf, jnp.cosh, jnp.arctan,
     lambda a: lax.integer_pow(a + jnp.float32(3), -5), jnp.floor, lambda a: (3 * a).astype(jnp.int32).astype(a.dtype) * a,
 ]  # fmt: skip
 BINARY = [

@@ -105,5 +105,7 @@ def test_a_list_without_options_names_what_is_wrong():
     layers = [dense(i) for i in range(4)]
     with pytest.raises(ValueError, match="at least batch_ndim = 3 axes"):
         deeppcr.forward(layers, X, batch_ndim=3)
+    with pytest.raises(ValueError, match="at least batch_ndim = 3 axes"):
+        deeppcr.forward(layers[:1], X, batch_ndim=3, method="newton")
     with pytest.raises(TypeError, match=r"layers\[2\] \(Dense\) was given float64\[3\]"):
         deeppcr.forward([*layers[:2], dense(2, 5), layers[3]], X)

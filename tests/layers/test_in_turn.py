@@ -88,6 +88,19 @@ def arrays_of_numpy_changed_in_place():
 
 
 @odd
+def numbers_of_numpy_changed_in_place():
+    count, offset = np.zeros((), np.int64), np.zeros(3)
+
+    def layer(x):
+        count[...] += 1
+        y = x * int(count) + offset
+        offset[:] += 1.0
+        return y
+
+    return [layer] * 4, lambda: (count.copy(), offset.copy())
+
+
+@odd
 def references():
     state = jax.new_ref(jnp.array(1.0))
 

@@ -157,11 +157,28 @@ def test_layers_that_begin_alike_are_trained_as_the_list():
     assert_agree(jax.jit(trained)(stack), deeppcr.stack(jax.jit(trained)(layers)))
 
 
+def of_nothing():
+    def layer(x):
+        return x * later
+
+    return layer
+    later = 1.0
+
+
+def itself():
+    def layer(x, times=1):
+        return layer(jnp.sin(x), times - 1) if times else x
+
+    return layer
+
+
 WRONG = {
     "empty": (list, ValueError, "empty"),
     "fields": (lambda: [dense(0), dense(1, static="relu")], ValueError, r"layers\[1\]"),
     "a last one": (lambda: [*denses(3), jnp.sin], ValueError, r"layers\[3\]"),
     "shapes": (lambda: [dense(0), dense(1, 3, 4)], ValueError, r"layers\[1\]"),
+    "a variable without a value": (lambda: [of_nothing()], TypeError, "no value yet"),
+    "a function in itself": (lambda: [itself()], TypeError, "holds itself"),
     "static arrays": (
         lambda: [dense(0, static=np.array([i, 1])) for i in range(2)],
         (TypeError, ValueError),

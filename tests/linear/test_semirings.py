@@ -132,6 +132,7 @@ A, b = np.ones((4, 2, 2)), np.ones((4, 2))
 WRONG = [
     (A, {"semiring": "maximum"}, ValueError, r"semiring is 'maximum', expected one of \['real"),
     (A, {"semiring": None}, ValueError, "semiring is None, expected one of"),
+    (A, {"semiring": ["log"]}, ValueError, r"semiring is list .*expected one of"),
     (A, {"semiring": "log", "solver": "pcr"}, ValueError, "solver is pcr; .* 'prefix_scan'"),
     (A, {"semiring": "log", "solver": Recurrence(unroll=2)}, ValueError, "solver is Recurr"),
     (A + 0j, {"semiring": "max"}, TypeError, "b has dtype complex128; .* a real one"),

@@ -22,6 +22,7 @@ PLAIN = {
     "cut": lambda v: jnp.concatenate([v[:2] @ PART, v[1:3] @ PART, v[2:] @ PART]),
     "turned and thinned": lambda v: jnp.concatenate([v[::-1] @ M, v[::2] @ PART, v[1:1] @ M[:0]]),
     "a row": lambda v: (v[None] @ M)[0],
+    "by columns": lambda v: jnp.ravel(v.reshape(2, 2), order="F") @ M,
     "examples of weights": lambda v: jnp.einsum(
         "bi,bij->bj", jnp.broadcast_to(v, (BATCH, WIDTH)), normal(6, BATCH, WIDTH, OUT)
     ),

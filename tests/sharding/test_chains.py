@@ -117,6 +117,21 @@ def test_values_and_gradients(name):
         assert lies_along(last, "data") if batch else last.sharding.is_fully_replicated
 
 
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+def test_a_counter_in_the_carry(reverse):
+    def step(carry, x):
+        count, z = carry
+        z = jnp.tanh(z @ WEIGHT + x["x"] * jnp.cos(count))
+        return (count + 1, z), z
+
+    def last(scan, xs):
+        return scan(step, (jnp.array(0.0).astype(int), Z0), xs, reverse=reverse)
+
+    xs = put(XS, ("data", "chain"), on=mesh("explicit", **GRID))
+    found = run(partial(last, partial(deeppcr.scan, method="newton")), xs)
+    assert_agree(found, last(jax.lax.scan, XS))
+
+
 def test_without_jit():
     found = wait(
         partial(gradients, partial(deeppcr.scan, method="newton")), Z0, put(XS, "chain"), WEIGHT
