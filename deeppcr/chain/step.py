@@ -11,12 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from deeppcr.arrays import (
-    Leaves,
-    avals_of,
-    varying_axes,
-    with_weak_type,
-)
+from deeppcr.arrays import Leaves, avals_of, varying_axes, with_weak_type
 from deeppcr.lower import as_products, own_filters
 from deeppcr.programs.cut_first import cut_first, evaluate
 from deeppcr.programs.dependence import is_affine

@@ -10,8 +10,8 @@ branch that is not taken ``lam`` is 0. So one of the two has to be bounded, as g
 results of bounded functions and of small numbers, by sums, products and low powers.
 """
 
-# jax 0.10.2, 2 cores, the loop of an adjoint: a GRU of 4 to 16 units takes 0.5 to 0.7 of the time,
-# an LSTM of 4 units 0.1.
+# Gradients of 1,024 steps, 2 cores: an LSTM of 8 units takes 0.77 of the time, of 16 units 0.83 to
+# 0.88, a GRU of 16 units in a batch of 8 0.88 to 1; smaller ones 0.96 to 1.1 (jax 0.10.2, 0.12.0).
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
