@@ -106,7 +106,11 @@ def key_of(value: Any) -> Hashable:
         return kind, key_of([*value.items()])
     if kind is np.ndarray:
         return kind, str(value.dtype), value.shape, value.tobytes()
-    if kind.__eq__ is object.__eq__ or kind.__hash__ is None or isinstance(value, jax.Array):
+    if kind.__eq__ is object.__eq__ or isinstance(value, jax.Array):
+        return Identity(value)
+    try:
+        hash(value)
+    except TypeError:  # it, or a field of a flax linen module, is an array
         return Identity(value)
     return kind, value, repr(value)
 

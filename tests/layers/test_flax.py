@@ -216,6 +216,21 @@ def test_linen(name):
     assert chains(LINEN[name](), BATCH) == [(0, N, 1, "")]
 
 
+class Table(linen.Module):
+    table: jax.Array
+
+    def __call__(self, x):
+        return jnp.sin(x) * self.table
+
+
+def test_linen_modules_that_hold_unlike_arrays():
+    layers = [(Table(normal(i, 3)).apply, {}) for i in range(3)]
+    with pytest.raises(ValueError, match=r"layers\[1\] is not like"):
+        deeppcr.stack(layers)
+    found = deeppcr.forward(layers, normal(9, 3), method="newton")
+    assert_agree(found, deeppcr.forward(layers, normal(9, 3)))
+
+
 def test_linen_bound_with_random_numbers():
     """The counter in a bound module advances with every call."""
 
