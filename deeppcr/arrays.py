@@ -17,6 +17,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, reduce
+from itertools import starmap
 from typing import Any, Self
 
 import jax
@@ -292,7 +293,7 @@ class StateLayout:
 
 def add(a: Leaves, b: Leaves) -> Leaves:
     """The sum, leaf by leaf."""
-    return list(map(jax.lax.add, a, b))
+    return list(starmap(jax.lax.add, zip(a, b, strict=True)))
 
 
 def cast(leaves: Leaves, dtypes: Sequence[Any]) -> Leaves:

@@ -43,6 +43,7 @@ from deeppcr.extend import (
     describe,
     floating,
     is_right,
+    is_traced,
     leaves_as_arrays,
     like,
     partition,
@@ -166,7 +167,7 @@ def triangular(
     finite = [jnp.isfinite(lax.stop_gradient(leaf)).all() for leaf in reals]
     result = jnp.where(jnp.stack([*finite, True]).all(), Result.CONVERGED, Result.NOT_FINITE)
     result = jnp.where(right, result, Result.NOT_CONVERGED).astype(jnp.int32)
-    if not isinstance(right, jax.core.Tracer) and not right:
+    if not is_traced(right) and not right:
         raise ValueError(
             f"step is not triangular: entry {end.broken} of what it returns changed, although "
             "the entries before it did not; expected it to depend on them alone. (A NaN times zero "

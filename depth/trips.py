@@ -124,9 +124,10 @@ def trip_count(equation: Any, operands: list[int | None]) -> int | None:
     own: list[Value] = [Affine(i, 0) for i in range(len(init))]
     state = list(own)
     for i, (after, constant) in enumerate(zip(trip(own), given[second:], strict=True)):
-        # Its casts in a trip must not change it.
-        if isinstance(after, Affine) and after[:2] == (i, 0) and isinstance(constant, Affine):
-            state[i] = constant if after.fits(constant.offset) else own[i]
+        if not isinstance(after, Affine) or not isinstance(constant, Affine):
+            continue
+        if after[:2] == (i, 0) and after.fits(constant.offset):  # no cast changes it
+            state[i] = constant
     (test,) = follow(params["cond_jaxpr"], given[:first] + state)
     if not isinstance(test, Test):
         return None

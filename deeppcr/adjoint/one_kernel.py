@@ -8,6 +8,7 @@ tells the residual.
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import starmap
 from typing import NamedTuple, Self
 
 import jax
@@ -84,7 +85,7 @@ class _Recurrence(NamedTuple):
     def pulled(self, mu: Leaves) -> Pulled:
         """The adjoint states, and what the first step passes on, from ``mu`` of all steps."""
         axis = self.chain.axis.reversed
-        lam = list(map(axis.before, self.enter, mu))
+        lam = list(starmap(axis.before, zip(self.enter, mu, strict=True)))
         return add(self.g, lam), [z[0] for z in mu]
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -295,7 +296,7 @@ class TracedChain:
 
     def before(self, initial: Leaves, after: Leaves) -> Leaves:
         """``z_0 .. z_{L-1}`` from ``z_0`` and ``z_1 .. z_L``; the same for tangents."""
-        return list(map(self.axis.before, initial, after))
+        return list(starmap(self.axis.before, zip(initial, after, strict=True)))
 
     def window(self, start: int | Array, length: int) -> "TracedChain":
         """``length`` of the steps, from index ``start`` on."""

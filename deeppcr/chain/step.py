@@ -7,6 +7,7 @@ dependences are explicit and differentiable: see `trace.py` for how the first be
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from itertools import starmap
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -299,7 +300,7 @@ class Step:
     def typed_outputs(self, outputs: Leaves) -> Any:
         """The outputs of many steps, weakly typed as the user's function returns them."""
         weak = self.weak[self.states :]
-        leaves = list(map(with_weak_type, outputs, weak))
+        leaves = list(starmap(with_weak_type, zip(outputs, weak, strict=True)))
         return jax.tree.unflatten(self.output_tree, leaves)
 
 

@@ -84,7 +84,7 @@ def snapshot(array: Any, copies: Copies) -> Any:
     """
     if not isinstance(array, np.ndarray):
         return array
-    if id(array) not in copies or not np.array_equal(copies[id(array)][1], array):
+    if id(array) not in copies or copies[id(array)][1].tobytes() != array.tobytes():
         copy = array.copy()
         copies[id(array)] = array, copy  # it is held, so no other array gets its id
         copies[id(copy)] = copy, copy
@@ -117,9 +117,7 @@ def trace_copy(layer: Any, x: Any, copies: Copies) -> Layer:
         y = traced(x)
         if code is not None:
             changed = changes(traced, code, held)
-        if any(
-            a is not b and a.tobytes() != b.tobytes() for a, b in zip(arrays, held, strict=True)
-        ):
+        if any(snapshot(a, copies) is not b for a, b in zip(arrays, held, strict=True)):
             changed = "calling it changes an array of numpy"
         if not is_same((structure, leaves), (jax.tree.structure(x), jax.tree.leaves(x))):
             changed = "calling it changes what it takes"

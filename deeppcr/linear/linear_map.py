@@ -47,8 +47,7 @@ class Part(NamedTuple):
     @property
     def operands(self) -> list[bool]:
         """Which leaves of the operand are left."""
-        flags: list[bool] = jax.tree.leaves(self.x)
-        return flags
+        return list(jax.tree.leaves(self.x))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

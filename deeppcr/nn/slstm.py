@@ -1,6 +1,7 @@
 """`SLSTM`: the scalar memory cell of xLSTM, with heads."""
 
 import operator
+from itertools import starmap
 from typing import Any
 
 import jax
@@ -82,7 +83,7 @@ class SLSTM(Cell):
         parts = h.reshape((*h.shape[:-1], self.heads, -1))
         mixed = jnp.einsum("...hi,khij->k...hj", parts, self.recurrent[...])
         mixed = mixed.reshape((4, *h.shape))
-        z, i, f, o = map(operator.add, self.read(inputs), mixed)
+        z, i, f, o = starmap(operator.add, zip(self.read(inputs), mixed, strict=True))
         kept = jax.nn.log_sigmoid(f) + m
         m = jnp.maximum(kept, i)
         gate, forget = jnp.exp(i - m), jnp.exp(kept - m)

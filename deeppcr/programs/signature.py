@@ -54,7 +54,8 @@ def rule_of(equation: Any) -> Rule:
     if str(getattr(getattr(rule, "debug_info", None), "func_filename", "")).startswith(LIBRARY):
         return Rule(False, False)  # most often
     reader = _Signature()
-    reader._parameters(equation)
+    functions = {key: value for key, value in equation.params.items() if key != "call_jaxpr"}
+    reader._parameters(equation.replace(params=functions))
     return Rule(reader.is_users, reader.is_traced)
 
 
@@ -94,7 +95,7 @@ class _Signature:
         if isinstance(value, FunctionType | partial) and not is_fixed:
             self.reason = f"the function {getattr(value, '__qualname__', value)}"
         kind = type(value)
-        if getattr(kind, "__eq__", None) is object.__eq__ and _module(kind) not in FIXED:
+        if _equals_itself_alone(kind) and _module(kind) not in FIXED:
             self.reason = f"an object of {kind.__name__}, which may have changed"
         return (kind, value)
 
@@ -164,18 +165,16 @@ class _Signature:
             if held := [cell.cell_contents for cell in function.__closure__ or ()]:
                 self.reason = f"the derivative rule {rule.__qualname__}, which closes over values"
                 self.is_traced |= is_traced(held)
-                functions += [x for x in held if isinstance(x, FunctionType) and x not in functions]
+            reads = list(map(inspect.unwrap, held))
             for name in sorted(_names(function.__code__) & module.keys()):
-                value = inspect.unwrap(module[name])
-                is_data = not callable(value) and not isinstance(value, ModuleType)
-                if is_data:
+                reads.append(value := inspect.unwrap(module[name]))
+                if not callable(value) and not isinstance(value, ModuleType):
                     data.append((name, self.of(value)))
-                elif _module(value) in FIXED and not isinstance(value, partial):
-                    continue
-                elif not isinstance(value, FunctionType):  # it may have changed
+                elif isinstance(value, partial) or not (
+                    isinstance(value, FunctionType) or _module(value) in FIXED
+                ):  # it may have changed
                     self.reason = f"the derivative rule {rule.__qualname__}, which reads {name}"
-                elif value not in functions:
-                    functions.append(value)
+            functions += [x for x in reads if _is_of_a_user(x) and x not in functions]
         return (*functions, *data)
 
     def _rule(self, value: Any) -> Any:
@@ -202,7 +201,7 @@ class _Signature:
                 self.reason, self.is_users = f"the derivative rule {name}", True
             return (self.of(value), self._rule(inner))  # of `jax.jit` or `jax.custom_jvp`
         kind = type(value)
-        is_memory = getattr(kind, "__eq__", None) is object.__eq__ and _module(kind) == "jax"
+        is_memory = _equals_itself_alone(kind) and _module(kind) == "jax"
         if is_memory or kind in (dict, object) or hasattr(value, "func_src_info"):
             return None
         # Of ``nondiff_argnums``, or an option.
@@ -213,6 +212,15 @@ def _names(code: CodeType) -> set[str]:
     """The names that a function reads, with those inside it: of its module, and of attributes."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return set(code.co_names).union(*map(_names, inner))
+
+
+def _is_of_a_user(value: Any) -> bool:
+    """Whether it is a function of no package that does not change."""
+    return isinstance(value, FunctionType) and _module(value) not in FIXED
+
+
+def _equals_itself_alone(kind: Any) -> bool:
+    return getattr(kind, "__eq__", None) is object.__eq__
 
 
 def _module(value: Any) -> str:

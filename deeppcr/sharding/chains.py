@@ -34,7 +34,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from deeppcr.arrays import Leaves
+from deeppcr.arrays import Leaves, is_traced
 from deeppcr.axis import ChainAxis
 from deeppcr.chain.chain import Chain, TracedChain, trace_chain
 from deeppcr.chain.step import Extended
@@ -339,8 +339,7 @@ def _of_solver(user: Any) -> ChainSharding | None:
 
 def _of_array(x: Any) -> ChainSharding | None:
     """The sharding of an array along axis 0, if it is known."""
-    is_traced = isinstance(x, jax.core.Tracer)
-    sharding = jax.typeof(x).sharding if is_traced else getattr(x, "sharding", None)
+    sharding = jax.typeof(x).sharding if is_traced(x) else getattr(x, "sharding", None)
     if not isinstance(sharding, NamedSharding) or not sharding.spec or sharding.spec[0] is None:
         return None
     return ChainSharding(mesh=sharding.mesh, mesh_axis=sharding.spec[0])

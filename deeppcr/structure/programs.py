@@ -8,6 +8,7 @@ other entries in it. So it is followed twice: as it is evaluated, and as it is d
 
 import operator
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any
 
 import jax
@@ -56,7 +57,9 @@ def while_loop(visit: Visit) -> list[Labels]:
     """A loop whose number of trips depends on everything that its condition depends on."""
     params, walk, body = visit.params, visit.walk, without_constants(visit.params["body_jaxpr"])
     first, start = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    unchanged = list(map(operator.is_, body.outvars, body.invars[start - first :]))
+    unchanged = list(
+        starmap(operator.is_, zip(body.outvars, body.invars[start - first :], strict=True))
+    )
 
     def trip(state: list[Labels]) -> list[Labels]:
         (going,) = walk.program(params["cond_jaxpr"], [*visit.operands[:first], *state])

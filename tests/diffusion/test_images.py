@@ -107,15 +107,18 @@ BAD = [
     (lambda: SCHEDULES["pndm"].table(10, 1), ValueError, "start is 1, but .* skip_prk_steps=True"),
     (
         lambda: OF.add_noise(IMAGE, NOISE[0], steps=10),
-        *(ValueError, r"noise is float64\[6\], expected the shape \[3, 6\]"),
+        ValueError,
+        r"noise is float64\[6\], expected the shape \[3, 6\]",
     ),
     (
         lambda: OF.add_noise(jnp.ones(3, int), NOISE, steps=10),
-        *(TypeError, r"image is int64\[3\], expected floating"),
+        TypeError,
+        r"image is int64\[3\], expected floating",
     ),
     (
         lambda: sample(model, OF, NOISE, inpaint=(IMAGE, MASK, NOISE), steps=10),
-        *(TypeError, "inpaint is tuple.*expected a deeppcr.diffusion.Inpaint, or None"),
+        TypeError,
+        "inpaint is tuple.*expected a deeppcr.diffusion.Inpaint, or None",
     ),
     (painted(IMAGE[0], MASK, NOISE), ValueError, r"inpaint.image is float64\[6\], .* \[3, 6\]"),
     (painted(IMAGE, MASK[:2], NOISE), ValueError, r"inpaint.mask is bool\[2\], .* \[3, 6\]"),
