@@ -16,7 +16,6 @@ program: its results have to be affine in it or independent of it, with jax's ow
 """
 
 import operator
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from itertools import chain, filterfalse
 from typing import Any, NamedTuple, Self
@@ -32,7 +31,6 @@ from depth.jaxprs import (
     called,
     equations,
     interpret,
-    is_literal,
     needed,
     read_by,
     scan_parts,
@@ -114,12 +112,6 @@ def _separate(variables: Collection[Any], members: Collection[Any]) -> tuple[lis
 def defining(program: Any, variables: Collection[Any]) -> list[Any]:
     """The equations that compute any of these variables."""
     return [x for x in program.eqns if any(map(variables.__contains__, x.outvars))]
-
-
-def reads_of(program: Any) -> Counter[Any]:
-    """How often each variable of a program is read, its results included."""
-    atoms = chain(program.outvars, *map(operator.attrgetter("invars"), program.eqns))
-    return Counter(filterfalse(is_literal, atoms))
 
 
 def results_of(equations: Iterable[Any]) -> list[Any]:

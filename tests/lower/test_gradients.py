@@ -69,22 +69,6 @@ def test_products(name):
     assert_agree(*jax.jit(lambda *given: (plain_gradients(f)(*given), f(*given)))(*arguments))
 
 
-@pytest.mark.parametrize("shape", [(5, BATCH, 2), (0, BATCH, 2), (5, BATCH, 0)])
-def test_a_sum_of_outer_products_is_over_one_axis(shape):
-    """Which a CPU's library takes; over more axes XLA writes a loop of its own."""
-    f = product(((0, 1), (0, 1)))
-    arguments = normal(3, *shape), normal(4, *shape[:2], WIDTH)
-    run = plain_gradients(f)
-    (found,) = (
-        each
-        for each in equations(jax.make_jaxpr(run)(*arguments))
-        if each.primitive.name == "dot_general"
-    )
-    assert found.params["dimension_numbers"] == (((0,), (0,)), ((), ()))
-    assert_agree(*jax.jit(lambda *given: (run(*given), f(*given)))(*arguments))
-    assert count("reshape", plain_gradients(product(((0, 1), (1, 0)))), A[:2, :2], B[:2, :2]) == 0
-
-
 SUMS = {
     "one axis": lambda x: x.sum(0),
     "none left over": lambda x: x.sum(),

@@ -13,7 +13,6 @@ from deeppcr.lower.cpu import limits
 from deeppcr.lower.cpu.factors_first import factors_first
 from deeppcr.lower.cpu.inputs_first import inputs_first, run_in_chunks
 from deeppcr.lower.cpu.one_function import fits, is_left_to_xla, one_function
-from deeppcr.lower.cpu.pieces import results_stacked
 from deeppcr.lower.cpu.products import plain_gradients, small_products, transposed_first
 from deeppcr.lower.products import is_real_product, products_of
 from deeppcr.lower.steps import Loop, Operands, lowered_by, steps_p
@@ -22,7 +21,7 @@ from depth.jaxprs import equations
 
 Rule = Callable[[Loop, Operands], tuple[Loop, Operands]]
 FIRST: tuple[Rule, ...] = (factors_first, inputs_first)
-LAST: tuple[Rule, ...] = (results_stacked, small_products, transposed_first)
+LAST: tuple[Rule, ...] = (small_products, transposed_first)
 
 
 def gains_by_inputs(loop: Loop) -> bool:
@@ -52,7 +51,7 @@ def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> Leaves | Non
     if loop is plain:
         return None
     last, ys = run_in_chunks(loop, operands)
-    return [*last, *loop.after(ys)]
+    return [*last, *ys]
 
 
 # XLA cannot compile loops of one function for several devices (jaxlib 0.10.2).

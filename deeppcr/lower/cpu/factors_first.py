@@ -25,8 +25,8 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from deeppcr.arrays import Leaves, float32_or_better
+from deeppcr.lower.cpu.products import reads_of
 from deeppcr.lower.steps import Loop, Operands
-from deeppcr.programs.dependence import reads_of
 from depth.jaxprs import Program, bind, called, entered, interpret, is_literal
 from depth.primitives import primitive
 

@@ -23,6 +23,7 @@ MAX_EQUATIONS = 1024
 # scalars, whose loop reads 420, in half the time. Results are not stacked: a kernel of its own
 # would cut each from the one array.
 MAX_INPUTS = 32
+MAX_STACKED = 256  # entries of an input that is stacked with others: timed
 # Entries of a matrix whose copy in every trip takes no time: timed for 2 to 16 rows.
 COPIED = 64
 
@@ -47,9 +48,6 @@ LEFT_TO_XLA = 150
 
 # -- other loops -----------------------------------------------------------------------------------
 
-# Entries of an array that is stacked with others: a step of the adjoint of an LSTM takes 0.4 of the
-# time for 8 to 64, 0.8 for 128, and gains nothing from 256 on.
-MAX_STACKED = 256
 # Entries of a matrix that is worth a program of its own before the loop: timed (jax 0.12.0, too).
 LARGE_MATRIX = 1 << 12
 # Rows of its products, for which it is transposed before the loop: 0.33 to 0.5 of the time for 4,

@@ -6,9 +6,8 @@ So layers in a list are stacked by a primitive whose transpose takes rows at off
 results of a branch that XLA cannot evaluate: then all slices of one size are equal.
 `jax.custom_vjp` would do for gradients, but it has no forward mode.
 
-A loop writes every array by a kernel of its own, and XLA hands the kernels of a trip to its threads
-if they are more than eight. So the loop of a derivative writes its small results as one array for
-each shape and dtype, which is split after the loop.
+A loop that is one function reads its many small inputs as one array for each shape and dtype, which
+is split in it: see `deeppcr.lower.cpu.limits.MAX_INPUTS`.
 """
 
 import math
@@ -23,9 +22,7 @@ import numpy as np
 from jax import Array, lax
 from jax.interpreters import ad, mlir
 
-from deeppcr.arrays import Leaves, abstract_avals
 from deeppcr.lower.cpu import limits
-from deeppcr.lower.steps import Loop, Operands
 from deeppcr.lower.variants import is_eager
 from deeppcr.programs.calls import Call, with_operands
 from depth.jaxprs import bind, run
@@ -92,22 +89,6 @@ def _cut(array: Array, starts: Sequence[Any], sizes: Sequence[int], axis: int) -
 
 
 pieces_p = _Pieces()
-
-
-# jax 0.10.2, 2 cores, a step of the adjoint of an LSTM: 0.4 of the time for states of 8 to 64
-# entries, 0.8 for 128, no gain from 256 entries on.
-def results_stacked(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
-    """The loop of a derivative, whose small results are one array of each shape and dtype."""
-    ys = abstract_avals(loop.outputs)
-    if not loop.kind.linear or len(_group_by_type(ys)) == len(ys):
-        return loop, operands
-
-    def step(values: Leaves) -> Leaves:
-        results = run(loop.program, values, bind)
-        return [*results[: loop.states], *stack_equal(results[loop.states :], ys)]
-
-    new, operands = loop.retraced(operands, step)
-    return new._replace(after=lambda arrays: loop.after(from_split(arrays, ys, 1))), operands
 
 
 def stack_equal(arrays: Sequence[Array], like: Sequence[Any], axis: int = 0) -> list[Array]:

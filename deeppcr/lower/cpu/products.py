@@ -1,9 +1,5 @@
 """Products as a CPU runs them fast, in loops and in gradients: rewritings with the same values.
 
-- **Values that are computed once.** XLA fuses cheap elementwise operations into those that read
-  their results, and computes them again for each read: for a sum over k of ``a_ik b_kj``, the
-  entries of ``a`` once for every j. An optimisation barrier does not prevent that, because it is
-  removed before. But XLA never recomputes a division, so an opaque division by 1.0 keeps the value.
 - **Swapped operands.** ``(a b)^T = b^T a^T``. jax writes the gradient of a weight as the transpose
   of a product. XLA computes that product in one order of its axes and copies it into the other,
   which takes as much memory again as the weights of all steps.
@@ -30,14 +26,13 @@ In the gradients of the arrays of a chain (`plain_gradients`):
   outer products over the examples of a batch: one product for all steps, ``[L, b, n] x [L, b, m] ->
   [L, n, m]``. XLA calls a library for each of its L pieces, however small. Written term by term it
   is one kernel, if the terms are few (`AT_ONCE`).
-- **Sums of outer products** over two axes or more are a loop of XLA's own; over one axis, a product
-  by the library.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import Any
 
 import jax.numpy as jnp
@@ -61,7 +56,7 @@ from deeppcr.lower.products import (
 from deeppcr.lower.steps import Loop, Operands
 from deeppcr.lower.variants import target
 from deeppcr.programs.cut_first import CUTS, apply, evaluate, replacing
-from deeppcr.programs.dependence import follow, reads_of
+from deeppcr.programs.dependence import follow
 from depth.counts import matrices, other_axes, size
 from depth.jaxprs import (
     Program,
@@ -70,25 +65,10 @@ from depth.jaxprs import (
     entered,
     equations,
     is_literal,
-    moved_by,
     names,
     rewritten,
     run,
 )
-
-# -- values that are computed once -----------------------------------------------------------------
-
-
-def unknown_one() -> Array:
-    """1 in float32, which no compiler can replace by its value; to be computed outside of loops."""
-    return lax.cond(lax.optimization_barrier(False), lambda: np.float32(1), lambda: np.float32(1))
-
-
-# jax 0.10.2, 2 cores, a step of the adjoint of a GRU of 16 units, batch 8: 0.16 of the time.
-def materialised(x: Array, one: Array) -> Array:
-    """``x``, computed once. ``one``: see `unknown_one`."""
-    return x / one.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
 
 # -- swapped operands ------------------------------------------------------------------------------
 
@@ -96,6 +76,12 @@ def materialised(x: Array, one: Array) -> Array:
 def is_transpose(equation: Any) -> bool:
     """Whether an equation is a transpose, which may be that of a product."""
     return str(equation.primitive.name) == "transpose"
+
+
+def reads_of(program: Any) -> Counter[Any]:
+    """How often each variable of a program is read, its results included."""
+    atoms = chain(program.outvars, *(equation.invars for equation in program.eqns))
+    return Counter(filterfalse(is_literal, atoms))
 
 
 # jax 0.10.2, 2 cores, the gradient of 256 tanh layers with 128 x 128 weights of their own, batch 1:
@@ -174,24 +160,11 @@ def _reads_rows(equation: Any, constants: Collection[Any]) -> bool:
 # jax 0.10.2, 2 cores, a GRU in `jax.lax.scan`: 5.7 times faster for n = 2, 1.5 for 4, 1.2 for 8
 # with a batch of 8; 0.9, 1.7, 1.0 alone. Beyond a few thousand multiplications the product wins.
 def small_products(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
-    """The loop with its small products as sums, and with slices first (`cut_first`).
-
-    In the loops of derivatives, whose products have operands that are computed just before, these
-    are computed once: see `materialised`.
-    """
+    """The loop with its small products as sums, and with slices first (`cut_first`)."""
     program = loop.program
     if CUTS.isdisjoint(names(program)) and not any(map(is_small_product, equations(program))):
         return loop, operands
-    of_state = moved_by(program, program.invars[: loop.states])
-    one = unknown_one()
-
-    def write(equation: Any, *operands: Any) -> Any:
-        pairs = zip(equation.invars, operands, strict=True)
-        factors = [materialised(x, one) if atom in of_state else x for atom, x in pairs]
-        return as_sum_in_loop(equation, *factors)
-
-    replace = replacing(is_small_product, write) if loop.kind.linear else write_out
-    return loop.retraced(operands, partial(apply, program, replace=replace))
+    return loop.retraced(operands, partial(apply, program, replace=write_out))
 
 
 def is_small_product(equation: Any) -> bool:
@@ -427,25 +400,7 @@ def _is_few_outer_products(equation: Any) -> bool:
     return len(axes) == 1 and min(sizes.rows, sizes.columns) > 1 and is_small(sizes, AT_ONCE)
 
 
-def _is_over_leading_axes(equation: Any) -> bool:
-    """Whether an equation is a sum of outer products over the same leading axes, two or more."""
-    if equation.primitive.name != "dot_general":
-        return False
-    (left, right), (batch, _) = equation.params["dimension_numbers"]
-    return not batch and len(left) > 1 and tuple(left) == tuple(right) == tuple(range(len(left)))
-
-
-def _over_one_axis(equation: Any, left: Array, right: Array) -> Array:
-    """The result of such a product, of one axis in place of these."""
-    count = len(equation.params["dimension_numbers"][0][0])
-    params = equation.params | {"dimension_numbers": (((0,), (0,)), ((), ()))}
-    return lax.dot_general_p.bind(
-        lax.collapse(left, 0, count), lax.collapse(right, 0, count), **params
-    )
-
-
 REWRITES: tuple[tuple[Callable[[Any], bool], Callable[..., Array]], ...] = (
     (_is_odd_sum, _plain_sum),
     (_is_few_outer_products, as_sum),
-    (_is_over_leading_axes, _over_one_axis),
 )
