@@ -122,14 +122,17 @@ def _main(argv: Sequence[str] | None) -> None:
     options = parser.parse_intermixed_args(argv)
     if any(given.dtype.name in WIDE for given in options.arguments):
         jax.config.update("jax_enable_x64", True)
+    name = getattr(options.function, "__name__", type(options.function).__name__)
     try:
         inspect.signature(options.function).bind(*options.arguments)
     except TypeError as error:
-        parser.error(f"{options.function.__name__}: {error}; give a type of each, as f32[8,16]")
+        parser.error(f"{name}: {error}; give a type of each, as f32[8,16]")
+    except ValueError:  # of a builtin that tells none
+        pass
     try:
         jaxpr, shapes = jax.make_jaxpr(options.function, return_shape=True)(*options.arguments)
     except Exception as error:  # whatever the user's function raises
-        parser.error(f"{_place(error) or options.function.__name__}: {_first_line(error)}")
+        parser.error(f"{_place(error) or name}: {_first_line(error)}")
     cost, _ = analyze_loops(jaxpr, options.trip_counts, jax.tree.structure(shapes))
     print(cost)
     if options.device:

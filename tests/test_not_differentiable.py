@@ -12,6 +12,7 @@ from depth.jaxprs import equations
 from tests.problems import assert_agree, normal
 
 Z0 = jnp.zeros(2)
+XS = normal(0, 7, 2)
 
 
 def half(z, vmap_method="broadcast_all"):
@@ -42,12 +43,24 @@ def primitives(f):
 
 
 def test_auto_runs_them_and_differentiates_what_jax_does():
-    xs = normal(0, 7, 2)
-    assert_agree(of_weight(deeppcr.scan, xs), of_weight(jax.lax.scan, xs))
+    assert_agree(of_weight(deeppcr.scan, XS), of_weight(jax.lax.scan, XS))
+
+
+@pytest.mark.parametrize("halved", [jax.lax.stop_gradient, lambda z: XS[0]], ids=["state", "array"])
+def test_a_loop_over_what_has_no_tangent(halved):
+    """It has a derivative only where nothing moves; an output of a step is such a loop."""
+
+    def step(z, x):
+        return jnp.tanh(z + x), jax.lax.map(half, halved(z))
+
+    def loss(scan, z):
+        return sum(map(jnp.sum, scan(step, z, XS)))
+
+    assert_agree(*(jax.grad(partial(loss, scan))(Z0) for scan in (deeppcr.scan, jax.lax.scan)))
 
 
 def test_their_plan_has_the_sequential_program_and_says_why():
-    plan = deeppcr.plan(read(Z0, half), Z0, normal(0, 7, 2))
+    plan = deeppcr.plan(read(Z0, half), Z0, XS)
     assert all(isinstance(one.method, deeppcr.Sequential | None) for one in plan.forward)
     assert plan.adjoint == deeppcr.adjoint.Autodiff()
     assert "no derivative with respect to the state: Pure callbacks" in str(plan)

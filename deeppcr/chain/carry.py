@@ -17,6 +17,7 @@ leaf of a carry has a kind:
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, Self
 
 import jax
@@ -36,6 +37,8 @@ from deeppcr.chain.step import Extended, Step
 from deeppcr.checks import named_after
 from deeppcr.programs.cut_first import evaluate
 from depth.dependence import dependence
+from depth.jaxprs import called, without_constants
+from depth.primitives import primitive
 
 Kind = Literal["state", "complex", "fixed", "driven", "coupled"]
 SOLVED = ("state", "complex")
@@ -71,7 +74,8 @@ class Carry:
         paths, tree = jax.tree_util.tree_flatten_with_path(initial)
         names = tuple(name + jax.tree_util.keystr(path) for path, _ in paths)
         leaves = jax.tree.leaves(initial)
-        returned = tuple(map(operator.is_, step.jaxpr.invars, step.jaxpr.outvars[: step.states]))
+        ends = map(partial(_source, step.jaxpr), step.jaxpr.outvars[: step.states])
+        returned = tuple(map(operator.is_, step.jaxpr.invars, ends))
         kinds = _kinds(step, leaves, returned)
         return cls(tree, names, kinds, returned, step.weak[: step.states], leaves)
 
@@ -178,6 +182,17 @@ class Carry:
             for leaf, z, same, weak in rows
         ]
         return jax.tree.unflatten(self.tree, leaves)
+
+
+def _source(program: Any, y: Any) -> Any:
+    """The variable that a result is, through calls that return what they take, as `jax.jit`."""
+    for equation in reversed(program.eqns):
+        if y in equation.outvars and primitive(equation).inlines:
+            body = without_constants(called(equation))
+            end = _source(body, body.outvars[equation.outvars.index(y)])
+            if end in body.invars:
+                y = equation.invars[body.invars.index(end)]
+    return y
 
 
 def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[Kind, ...]:

@@ -93,7 +93,10 @@ def _operands_pulled(equation: Any, reached: Sequence[bool]) -> Sequence[Any]:
 
         return jax.jvp(results, partition(primals, moves), t)[1]
 
-    closed, shapes = jax.make_jaxpr(tangents, return_shape=True)(partition(avals, moves), avals)
+    try:
+        closed, shapes = jax.make_jaxpr(tangents, return_shape=True)(partition(avals, moves), avals)
+    except Exception:  # it has no derivative: where jax takes one, no operand has a tangent
+        return equation.invars
     reads = iter(without_unused(closed, [True] * len(shapes))[1])
     return partition(equation.invars, [moving and next(reads) for moving in moves])
 

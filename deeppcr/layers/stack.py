@@ -22,7 +22,7 @@ from deeppcr.layers.reading import shape_of, trace_layer
     data_fields=["arrays"],
     meta_fields=["code", "shared", "length"],
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Stack:
     """Equal layers, stacked: a callable pytree of arrays ``[L, ...]``. Made by `stack`.
 

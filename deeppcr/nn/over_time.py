@@ -58,8 +58,9 @@ def recur(
         raise ValueError(
             f"inputs has shape {shape}, expected an axis of time besides {axes} of features."
         )
-    width = getattr(layer.cell, "in_features", shape[-1])
-    if shape[-1] != width:
+    is_known = type(layer.cell).__module__.startswith(("flax.", "deeppcr."))
+    width = getattr(layer.cell, "in_features", None) if is_known else None
+    if width not in (None, shape[-1]):
         raise ValueError(f"inputs has shape {shape}, expected {width} features.")
     axis = 0 if option("time_major") else len(shape) - features - 1
     del shape[axis]

@@ -174,7 +174,11 @@ class _Signature:
                     isinstance(value, FunctionType) or _module(value) in FIXED
                 ):  # it may have changed
                     self.reason = f"the derivative rule {rule.__qualname__}, which reads {name}"
-            functions += [x for x in reads if _is_of_a_user(x) and x not in functions]
+            functions += [
+                x
+                for x in reads
+                if isinstance(x, FunctionType) and _module(x) not in FIXED and x not in functions
+            ]
         return (*functions, *data)
 
     def _rule(self, value: Any) -> Any:
@@ -196,7 +200,8 @@ class _Signature:
             return tuple(map(self._rule, value))
         if callable(value):
             inner = getattr(value, "__wrapped__", None)
-            if inner is None or _module(type(value)) not in ("jax", "jaxlib"):
+            # `jax.tree_util.Partial` holds a function of the user's.
+            if _module(type(value)) not in ("jax", "jaxlib") or isinstance(value, partial):
                 name = getattr(value, "__qualname__", type(value).__name__)
                 self.reason, self.is_users = f"the derivative rule {name}", True
             return (self.of(value), self._rule(inner))  # of `jax.jit` or `jax.custom_jvp`
@@ -212,11 +217,6 @@ def _names(code: CodeType) -> set[str]:
     """The names that a function reads, with those inside it: of its module, and of attributes."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return set(code.co_names).union(*map(_names, inner))
-
-
-def _is_of_a_user(value: Any) -> bool:
-    """Whether it is a function of no package that does not change."""
-    return isinstance(value, FunctionType) and _module(value) not in FIXED
 
 
 def _equals_itself_alone(kind: Any) -> bool:

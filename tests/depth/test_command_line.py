@@ -56,6 +56,7 @@ def text(x):
 
 
 weights = 3
+added = jax.tree_util.Partial(step, weights)
 '''
 
 
@@ -186,6 +187,8 @@ BAD = {
         f"error: model_module.py:{LINES.index('def host(x):') + 2}: TracerArrayConversionError: The numpy.ndarray conversion",
     ),
     "a mistake": (["model_file.py:lost", "f32[3]"], "py:36: NameError: name 'unknown' is not"),
+    "no arguments for an object": (["model_file.py:added"], "error: Partial: missing a required"),
+    "no signature": (["builtins:max", "f32[3]"], "error: max: TracerBoolConversionError"),
     "no array": (["model_file.py:text", "f32[3]"], "error: text: TypeError: function text at"),
     "an unknown dtype": (["model_file.py:step", "f99[8]"], "f99[8]"),
     "a missing function": (["model_file.py:stop"], "stop"),

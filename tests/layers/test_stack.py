@@ -66,6 +66,8 @@ def test_is_a_pytree():
     assert jax.tree.leaves(jax.tree.map(lambda leaf: None, stack)) == []
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(stack)]
     assert len(set(paths)) == 2
+    assert_agree(jax.jit(jax.checkpoint(stack))(BATCH), stack(BATCH))
+    assert stack == stack != other
 
 
 def test_unstack_gives_the_layers_back():

@@ -132,6 +132,26 @@ def test_a_cell_with_statistics_of_the_batch(method):
     same(cells[0].mean[...], cells[1].mean[...])
 
 
+class Wrapped(nnx.Module):
+    """A cell inside another, whose parameters a call hands on; embedded, what it takes is wider."""
+
+    num_feature_axes, in_features = 1, 7
+
+    def __init__(self, transform):
+        self.cell, self.transform = cell_of("GRUCell"), transform
+
+    def initialize_carry(self, shape, rngs=None):
+        return self.cell.initialize_carry(shape, rngs)
+
+    def __call__(self, carry, x):
+        return self.transform(lambda cell, carry, x: cell(carry, x))(self.cell, carry, x)
+
+
+@pytest.mark.parametrize("transform", [nnx.remat, nnx.jit])
+def test_a_cell_that_calls_another_under_a_transformation(transform):
+    same(deeppcr.nn.RNN(Wrapped(transform), method="newton")(XS), nnx.RNN(cell_of("GRUCell"))(XS))
+
+
 def test_options_may_hold_arrays():
     """A module with a method whose tolerances are an array, and an adjoint with a number for one."""
     method = deeppcr.Newton(atol=jnp.full(TIME, 1e-6))
