@@ -14,8 +14,7 @@ follows from it, as the derivative of a largest entry does.
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from functools import partial
-from itertools import filterfalse
+from itertools import compress, filterfalse
 from typing import Any, NamedTuple
 
 import jax
@@ -125,7 +124,9 @@ def _chosen(program: Program, states: int) -> list[Any]:
     after = {values[y] for y in next_state if y in values}
     by_state = moved_by(tangents, tangents.invars[:states])
     candidates = set(variables)
-    compared = list(filter(partial(_compares, tangents), tangents.eqns))
+    # Those that compare numbers, or that contain one which does.
+    names_in = [names(tangents._replace(eqns=[each])) for each in tangents.eqns]
+    compared = list(compress(tangents.eqns, map(COMPARISONS.intersection, names_in)))
     while True:
         sources = _sources(tangents, candidates, by_state, after)
         unequal = [_unequal(tangents, each, sources, by_state) for each in compared]
@@ -166,11 +167,6 @@ def _is_cheap(equation: Any) -> bool:
     """Whether to compute it again takes less time than to read it."""
     entry = primitive(equation)
     return entry.kind == "move" or (entry.kind == "elementwise" and not entry.transcendental)
-
-
-def _compares(tangents: Program, equation: Any) -> bool:
-    """Whether it, or an equation inside it, compares numbers."""
-    return not COMPARISONS.isdisjoint(names(tangents._replace(eqns=[equation])))
 
 
 def _unequal(

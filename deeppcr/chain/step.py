@@ -284,19 +284,6 @@ class Step:
             self.evaluated, environment, self.evaluated.outvars[self.states :], self.at_once
         )
 
-    def as_function(self, captured: Leaves) -> Callable[[Any, Any], tuple[Any, Any]]:
-        """The step as a function of pytrees, ``(state, input) -> (state, outputs)``."""
-
-        def function(state: Any, inputs: Any) -> tuple[Any, Any]:
-            leaves = jax.tree.leaves(state), jax.tree.leaves(inputs)
-            after, outputs = self.with_outputs(*leaves, captured)
-            return (
-                jax.tree.unflatten(self.state_tree, after),
-                jax.tree.unflatten(self.output_tree, outputs),
-            )
-
-        return function
-
     def typed_outputs(self, outputs: Leaves) -> Any:
         """The outputs of many steps, weakly typed as the user's function returns them."""
         weak = self.weak[self.states :]

@@ -22,7 +22,7 @@ from deeppcr.chain.eager import compiled_once
 from deeppcr.chain.step import Step
 from deeppcr.checks import describe, leaves_as_arrays, named_after
 from deeppcr.programs.effects import couples_devices, side_effects
-from deeppcr.programs.retrace import retyped
+from deeppcr.programs.retrace import Retrace
 from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
@@ -134,7 +134,7 @@ def _varying_equally(step: Step, captured: Leaves) -> tuple[Step, Leaves]:
     axes = step.varies
     if not axes or not step.varies_like_state or step.effects or couples_devices(step.jaxpr, axes):
         return step, captured
-    program, constants = retyped(step.jaxpr, axes)
+    program, constants = Retrace(axes).program(step.jaxpr)
     captured = [vary(x, axes) for x in captured]
     return dataclasses.replace(step, jaxpr=program), [*captured, *map(jnp.asarray, constants)]
 

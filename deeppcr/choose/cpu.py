@@ -121,11 +121,6 @@ def is_short(chain: TracedChain) -> bool:
     return FEW * chain.length <= chain.step.operations
 
 
-def always(_: TracedChain) -> bool:
-    """Of the last row."""
-    return True
-
-
 GRADIENTS_ON_A_CPU = (
     Row(
         is_left_to_xla,
@@ -170,7 +165,7 @@ GRADIENTS_ON_A_CPU = (
         "smoother of a pendulum, 12 steps of 180 operations: 0.7 of the time (jax 0.12.0)",
     ),
     Row(
-        always,
+        lambda _: True,
         lambda _: Backpropagation(at_once=False),
         "on a CPU, for little work: it compiles faster",
         "5 LSTMs with jax.checkpoint: half the time to compile (jax 0.10.2 and 0.12.0)",

@@ -47,11 +47,6 @@ def is_named(value: Any) -> bool:
     return callable(value) and named is value
 
 
-def is_of_jax(value: Any) -> bool:
-    """Whether this is a function that jax has made: by `jax.jit`, `jax.custom_jvp`, ..."""
-    return callable(value) and type(value).__module__.startswith(("jax.", "jaxlib."))
-
-
 def linen_module() -> Any:
     """The class of the modules of flax linen; no class before that is imported."""
     return getattr(sys.modules.get("flax.linen"), "Module", ())
@@ -195,7 +190,9 @@ def _composite(value: Any) -> tuple[Hashable, Any, Any]:
     if kind is np.ndarray:  # a copy, since a call may change it
         return key_of(value), (), lambda _: value.copy()
     constant = *IMMUTABLE, type, np.ndarray, linen
-    if isinstance(value, constant) or is_of_jax(value) or is_named(value):
+    # By `jax.jit`, `jax.custom_jvp`, ...
+    is_made_by_jax = callable(value) and kind.__module__.startswith(("jax.", "jaxlib."))
+    if isinstance(value, constant) or is_made_by_jax or is_named(value):
         return key_of(value), (), partial(_value, value)
     # Any registered pytree, one level of it.
     parts, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -58,24 +59,23 @@ class Coarse:
         """Leaves of the states ``z_1 .. z_L``."""
         every, step, captured = min(self.every, chain.length), chain.step, chain.captured
         if self.step:
-
-            def users_step(state: Leaves, xs: Leaves) -> tuple[Leaves, None]:
-                return self._users_step(carry, chain, state, xs), None
-
             inputs = [abstract(x, (every, *x.shape[1:])) for x in chain.inputs]
-            step, captured = trace(users_step, chain.initial, inputs)
+            step, captured = trace(partial(self._users_step, carry, chain), chain.initial, inputs)
         static = step, every, chain.length, self.step is None
         arrays = chain.initial, chain.inputs, captured
         return compiled_once(_coarse_trajectory, static, *arrays)
 
-    def _users_step(self, carry: Carry, chain: TracedChain, state: Leaves, xs: Leaves) -> Leaves:
+    def _users_step(
+        self, carry: Carry, chain: TracedChain, state: Leaves, xs: Leaves
+    ) -> tuple[Leaves, None]:
+        """The user's coarse step, as a step of leaves without outputs."""
         assert self.step is not None
         inputs = chain.step.input_of(xs)
         x, driven = (inputs, []) if carry.is_state else inputs
         # The carry before the first of the steps that the coarse one replaces.
         after = self.step(carry.join(state, [before[0] for before in driven]), x)
         leaves = _states("the step of Coarse returns", after, carry, ())
-        return [jnp.asarray(a, z.dtype) for a, z in zip(leaves, state, strict=True)]
+        return [jnp.asarray(a, z.dtype) for a, z in zip(leaves, state, strict=True)], None
 
 
 def _coarse_trajectory(

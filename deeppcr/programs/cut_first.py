@@ -157,7 +157,11 @@ def _only_cut(equations: Sequence[Any], outvars: Sequence[Any]) -> set[Any]:
             continue
         (result, *_) = equation.outvars or [None]
         cuts = slices.get(result, set())
-        is_cut = result not in whole and primitive(equation).in_place and _is_less(equation, cuts)
+        is_cut = (
+            result not in whole
+            and primitive(equation).in_place
+            and sum(map(_entries, cuts)) <= OVERLAP * sum(map(size, equation.outvars))
+        )
         if is_cut:
             only_cut.add(result)
         for atom in filterfalse(is_literal, equation.invars):
@@ -218,11 +222,6 @@ def _sliced(atom: Any, cut: Any, results: Sequence[Any]) -> Any:
         starts, ends, strides = zip(*limits, strict=True)
         params = {"start_indices": starts, "limit_indices": ends, "strides": strides}
     return cut.replace(invars=[atom], outvars=list(results), params=params)
-
-
-def _is_less(equation: Any, cuts: Collection[Bounds]) -> bool:
-    """Whether slices of a result are not much more work than the whole."""
-    return sum(map(_entries, cuts)) <= OVERLAP * sum(map(size, equation.outvars))
 
 
 def _entries(bounds: Bounds) -> int:

@@ -67,25 +67,16 @@ def retraced(
     return new._replace(constvars=constvars, invars=new.invars[count:]), constants_of(closed)
 
 
-def retyped(program: Program, axes: frozenset[str] | None = None) -> tuple[Program, list[Any]]:
-    """The same program for arrays of which jax knows the shapes and nothing else.
-
-    ``axes``: for arrays that all vary over these axes of `jax.shard_map`. See `retraced` for what
-    is returned.
-    """
-    return Retrace(axes).program(program)
-
-
 @dataclasses.dataclass(eq=False)
 class Retrace:
     """Retracing with other types.
 
     Attributes:
         axes: of `jax.shard_map`, over which arrays vary, too; None for arrays on no mesh, of which
-            there are no shardings.
+            jax knows the shapes and nothing else.
     """
 
-    axes: frozenset[str] | None
+    axes: frozenset[str] | None = None
 
     def type(self, aval: Any) -> Any:
         """The type of a variable."""

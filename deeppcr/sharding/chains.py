@@ -43,7 +43,7 @@ from deeppcr.linear.blocks import Blocks, Zeros
 from deeppcr.linear.named import find_solver
 from deeppcr.linear.reduction import Maps, after
 from deeppcr.linear.solver import Along, LinearSolver
-from deeppcr.programs.retrace import retyped
+from deeppcr.programs.retrace import Retrace
 from deeppcr.sharding.devices import ChainSharding, DeviceAxis, MeshAxis, check_mesh_axis
 from deeppcr.solution import Run
 
@@ -261,7 +261,7 @@ def on_shards(
 
 def without_shardings(chain: TracedChain) -> TracedChain:
     """The chain, retraced without the shardings of arrays in its types."""
-    program, constants = retyped(chain.step.jaxpr)
+    program, constants = Retrace().program(chain.step.jaxpr)
     inputs: Any = chain.step.input_of(chain.inputs)
     if numbers := chain.inputs[chain.step.input_tree.num_leaves :]:
         inputs = Extended(inputs, numbers)
@@ -269,7 +269,14 @@ def without_shardings(chain: TracedChain) -> TracedChain:
     step = dataclasses.replace(chain.step, jaxpr=program, input_tree=input_tree)
     captured = [*chain.captured, *map(jnp.asarray, constants)]
 
-    function = step.as_function(captured)
+    def function(state: Any, inputs: Any) -> tuple[Any, Any]:
+        leaves = jax.tree.leaves(state), jax.tree.leaves(inputs)
+        after, outputs = step.with_outputs(*leaves, captured)
+        return (
+            jax.tree.unflatten(step.state_tree, after),
+            jax.tree.unflatten(step.output_tree, outputs),
+        )
+
     return dataclasses.replace(chain, function=function, step=step, captured=captured)
 
 

@@ -9,6 +9,8 @@ Software 26, 2000, for the case of one level.
 """
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -56,19 +58,16 @@ def solve_in_segments(chain: TracedChain, method: MethodOption, adjoint: Adjoint
                 "which solves one segment after another."
             )
     method = dataclasses.replace(method, progress=None)  # the chain as a whole reports its end
+    run: Callable[..., Run] = _run
     if in_float32(chain) is chain:  # else Newton's method traces the function again
         chain = dataclasses.replace(chain, function=None, adapt=None)
-        leaves, tree = jax.tree.flatten((chain, method, adjoint))
-        return compiled_once(_run_leaves, tree, leaves)
-    return _run(chain, method, adjoint)
+        run = partial(compiled_once, _run)
+    leaves, tree = jax.tree.flatten((chain, method, adjoint))
+    return run(tree, leaves)
 
 
-def _run_leaves(tree: Any, leaves: Leaves) -> Run:
-    return _run(*jax.tree.unflatten(tree, leaves))
-
-
-def _run(chain: TracedChain, method: MethodOption, adjoint: Adjoint) -> Run:
-    assert adjoint.checkpoint is not None
+def _run(tree: Any, leaves: Leaves) -> Run:
+    chain, method, adjoint = jax.tree.unflatten(tree, leaves)
     # Without another option, a segment has the derivative that "auto" takes for it.
     is_plain = adjoint == Adjoint(checkpoint=adjoint.checkpoint)
     inside = None if is_plain else dataclasses.replace(adjoint, checkpoint=None)

@@ -275,14 +275,15 @@ def solution_of(problem: Problem) -> Run:
         solvers[platform] = bound.solve
         if isinstance(axis, ChainSharding):
             out: Any = Run(axis.along, axis.along, *[P()] * 3)  # type: ignore[arg-type]
-            specs = (jax.tree_util.tree_map_with_path(partial(_spec, axis.along), bound),)
-            solvers[platform] = partial(on_shards, type(bound).solve, bound, specs=specs, out=out)
+            # What has entries for all steps is sharded along the chain.
+            specs = jax.tree_util.tree_map_with_path(
+                lambda path, _: axis.along if path[1].name in ("initial_guess", "atol") else P(),
+                bound,
+            )
+            solvers[platform] = partial(
+                on_shards, type(bound).solve, bound, specs=(specs,), out=out
+            )
     return by_platform(solvers)(chain)
-
-
-def _spec(along: P, path: Any, _: Any) -> P:
-    """How an array of a solver is sharded: ``along`` the chain, if it has entries for all steps."""
-    return along if path[1].name in ("initial_guess", "atol") else P()
 
 
 def _per_example(problem: Problem, method: Newton, chain: TracedChain) -> Run:

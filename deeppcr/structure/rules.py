@@ -46,11 +46,6 @@ def apart(axes_of: Callable[[Visit], Sequence[Axes]]) -> Rule:
     return rule
 
 
-def _reduction(visit: Visit) -> list[Axes]:
-    """Combine the elements along some axes, which are removed."""
-    return [list(zip(other_axes(len(visit.shape(0)), visit.params["axes"]), count()))]
-
-
 def together(axes_of: Callable[[Visit], Collection[int]]) -> Rule:
     """A rule that combines the elements of all operands along some axes of the first.
 
@@ -147,18 +142,12 @@ def _complete(visit: Visit, window: Sequence[int]) -> Axes:
     return [(axis, axis) for axis, size in enumerate(shape) if size == window[axis]]
 
 
-def _dynamic_slice(visit: Visit) -> list[Axes]:
-    return [_complete(visit, visit.results[0])]
-
-
-def _dynamic_update_slice(visit: Visit) -> list[Axes]:
-    return [_complete(visit, visit.shape(0)), _complete(visit, visit.shape(1))]
-
-
 RULES: dict[str, Rule] = {
     "elementwise": elementwise,
     "move": move,
-    "reduction": apart(_reduction),
+    "reduction": apart(
+        lambda visit: [list(zip(other_axes(len(visit.shape(0)), visit.params["axes"]), count()))]
+    ),
     "cumulative": together(_axis),
     "sort": together(_axis),
     "window": together(_slides),
@@ -169,6 +158,6 @@ RULES: dict[str, Rule] = {
     "conv_general_dilated": apart(_convolution),
     "gather": apart(_gather),
     "scatter": apart(_scatter),  # the primitive and the kind
-    "dynamic_slice": apart(_dynamic_slice),
-    "dynamic_update_slice": apart(_dynamic_update_slice),
+    "dynamic_slice": apart(lambda visit: [_complete(visit, visit.results[0])]),
+    "dynamic_update_slice": apart(lambda visit: [_complete(visit, visit.shape(i)) for i in (0, 1)]),
 }

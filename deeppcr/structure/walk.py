@@ -141,7 +141,12 @@ class Walk:
         jaxpr = without_constants(closed)
         outputs = jaxpr.outvars if used is None else partition(jaxpr.outvars, used)
         # Effects without results, such as printing, are not dependences.
-        equations = needed(jaxpr, (), outputs, _hands_back)
+        equations = needed(
+            jaxpr,
+            (),
+            outputs,
+            lambda x: has_side_effects(x) and bool(x.outvars or has_references(x)),
+        )
         start = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, inputs, strict=True))
         outer = self.groups.cause
         rule = partial(self._follow, outer, read_by(equations, outputs))
@@ -238,10 +243,6 @@ class Visit:
 
 # The labels of the results of an equation.
 Rule = Callable[[Visit], list[Labels]]
-
-
-def _hands_back(equation: Any) -> bool:
-    return has_side_effects(equation) and bool(equation.outvars or has_references(equation))
 
 
 def _is_collective(equation: Any) -> bool:
