@@ -59,9 +59,8 @@ def find_linearization(linearize: Any) -> Linearization | None:
     """The linearisation itself, or the one of that name; None for "auto"."""
     if isinstance(linearize, Linearization):
         return linearize
-    names = ["auto", *LINEARIZATIONS]
     without_name = "BlockDiagonal(k), Diagonal(), Scalar(c), Surrogate(g), Clipped(...)"
-    check_name("linearize", linearize, names, without_name)
+    check_name("linearize", linearize, ["auto", *LINEARIZATIONS], without_name)
     return LINEARIZATIONS.get(linearize)
 
 

@@ -43,6 +43,7 @@ from deeppcr.lower.cpu import limits
 from deeppcr.lower.products import (
     AT_ONCE,
     BY_ENTRY,
+    BY_ROWS,
     IN_FUNCTION,
     IN_LOOP,
     Sizes,
@@ -176,7 +177,15 @@ def is_small_product(equation: Any) -> bool:
     fills_no_vectors = limits.VECTOR // 2 < row < limits.LONG_ROW and row % limits.VECTOR
     # XLA writes a loop that LLVM vectorises of a product with one vector, and calls no library.
     is_of_vector = sizes.pieces == 1 and min(sizes.rows, sizes.columns) == 1
+    if is_of_vector and _sums_rows(equation, int(sizes.rows == 1)):
+        return is_small(sizes, BY_ROWS)
     return is_small(sizes, BY_ENTRY if fills_no_vectors or is_of_vector else IN_LOOP)
+
+
+def _sums_rows(equation: Any, operand: int) -> bool:
+    """Whether the terms of a product are along the last axis of an operand."""
+    axes = equation.params["dimension_numbers"][0][operand]
+    return equation.invars[operand].aval.ndim - 1 in axes
 
 
 # For `evaluate`: the results of an equation of a loop body that is or contains a small product.
