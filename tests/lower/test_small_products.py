@@ -96,10 +96,12 @@ def at_once(spec):
     return program
 
 
-@pytest.mark.parametrize(("size", "writes"), [(24, True), (32, False)])
-def test_of_products_with_one_vector_the_smallest_are_sums(size, writes):
+@pytest.mark.parametrize(
+    ("size", "by_rows", "by_columns"), [(16, True, True), (24, False, True), (32, False, False)]
+)
+def test_of_products_with_one_vector_the_smallest_are_sums(size, by_rows, by_columns):
     matrix, vector = normal(0, size, size), normal(1, size)
-    for pair in ((matrix, vector), (vector, matrix)):
+    for pair, writes in (((matrix, vector), by_rows), ((vector, matrix), by_columns)):
         (product,) = jax.make_jaxpr(jax.lax.dot)(*pair).eqns
         assert is_small_product(product) == writes
 
