@@ -128,7 +128,9 @@ def test_the_steps_of_an_unrolled_loop_are_written_apart(adjoint):
         gradient = jax.grad(loss(deeppcr.Sequential(unroll=unroll), adjoint), (0, 1))
         with compiled_for("cuda"):
             program = jax.jit(gradient).lower(START, INPUTS)
-        barriers.append(program.as_text().count("optimization_barrier"))
+        lines = program.as_text().splitlines()
+        # Those of loops of one function are a CPU's.
+        barriers.append(sum("optimization_barrier %" in line for line in lines))
         assert_agree(program.compile()(START, INPUTS), expected_gradients(), 1e-12)
     assert barriers[0] < barriers[1]
 
