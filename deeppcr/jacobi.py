@@ -53,7 +53,8 @@ from deeppcr.extend import (
 
 Leaves = list[Any]
 Map = Callable[[Leaves], Leaves]
-SUMS = 16  # units in the last place by which sums in another order differ, as in Newton's method
+# Units in the last place by which sums in another order differ, as in Newton's method.
+SUM_UNITS = 16
 
 
 @partial(
@@ -266,7 +267,7 @@ def _rounding(dtype: Any) -> float:
         return 0.0
     info = jnp.finfo(dtype)
     # Shorter than float32 are results, not sums: they round once.
-    return float(info.eps) * (SUMS if info.bits >= 32 else 2)
+    return float(info.eps) * (SUM_UNITS if info.bits >= 32 else 2)
 
 
 def _differentiable(f: Callable[[Leaves, Leaves], Leaves], root: Leaves, arrays: Leaves) -> Leaves:

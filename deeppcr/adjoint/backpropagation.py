@@ -246,7 +246,7 @@ def _bound(system: InOrder, tangents: Tangents) -> Results:
 
 # -- the option ------------------------------------------------------------------------------------
 
-FEW = 8  # chunks that gain less than a loop in a loop takes to compile
+FEW_CHUNKS = 8  # chunks that gain less than a loop in a loop takes to compile
 WRITTEN = 2  # of so many results of a step, one is an array of a chunk; others are kept, or fused
 
 
@@ -279,7 +279,7 @@ class Backpropagation:
         results = chain.step.bytes_of_results // WRITTEN
         inputs = sum(map(nbytes, chain.step.jaxpr.invars[chain.step.states :]))
         most = steps_in_cache(results, chain.captured)
-        if inputs >= results or chain.length <= FEW * most:
+        if inputs >= results or chain.length <= FEW_CHUNKS * most:
             return chain.length
         return even_chunk(chain.length, most)
 

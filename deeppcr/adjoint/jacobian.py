@@ -23,7 +23,14 @@ from deeppcr.arrays import Leaves, abstract
 from deeppcr.chain.chain import TracedChain
 from deeppcr.checks import check_count, check_tolerance, option_tree
 from deeppcr.linear import Blocks, LinearSolver, Recurrence, find_solver
-from deeppcr.linear.judged import BUDGET, FEW_UNITS, UNITS, USUAL, System, solve_judged
+from deeppcr.linear.judged import (
+    FEW_UNITS,
+    MOST_CORRECTIONS,
+    UNITS,
+    USUAL_CORRECTIONS,
+    System,
+    solve_judged,
+)
 from deeppcr.linearize import (
     Dense,
     Diagonal,
@@ -92,7 +99,7 @@ class Adjoint:
     linearize: str | Linearization = "auto"
     linear: str | LinearSolver = "auto"
     rtol: float | None = None
-    max_iterations: int = BUDGET
+    max_iterations: int = MOST_CORRECTIONS
     memory: int | None = None
     checkpoint: int | None = None
 
@@ -218,7 +225,7 @@ class JacobianAdjoint:
             y, prefix = judged(tolerance=self.rtol or UNITS * rounding)
         else:
             tolerance = self.rtol or FEW_UNITS * rounding
-            y, prefix = judged(tolerance=tolerance, budget=self.budget, expected=USUAL)
+            y, prefix = judged(tolerance=tolerance, budget=self.budget, expected=USUAL_CORRECTIONS)
         return prefix == system.total, y
 
 

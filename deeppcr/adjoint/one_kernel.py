@@ -31,7 +31,7 @@ from deeppcr.lower import (
 from depth.jaxprs import Program, constants_of
 
 # One iteration, and some more if products of Jacobians lose digits.
-LINEAR = SolvedBelow(iterations=4, standing=0.0, update=math.inf)
+LINEAR_SOLVE = SolvedBelow(iterations=4, standing=0.0, update=math.inf)
 Pulled = tuple[Leaves, Leaves]  # what `AdjointSolver.backward` returns
 
 
@@ -125,7 +125,7 @@ def by_steps(system: _Recurrence) -> Leaves:
 def by_windows(otherwise: Callable[[], Pulled], system: _Recurrence) -> Leaves:
     """``mu`` of all steps, those of a window at once."""
     chain, count = system.chain, len(system.enter)
-    solve = FusedSolve(system.step, chain.length, True, LINEAR)
+    solve = FusedSolve(system.step, chain.length, True, LINEAR_SOLVE)
 
     def leaves(*_: Array) -> Leaves:
         at = pullback(chain, system.inputs[:count])

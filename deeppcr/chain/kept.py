@@ -45,7 +45,7 @@ FEWER = 2  # times the bytes of a value are those from which it follows, if it i
 # Bytes of all steps from which on values are kept only if computing each of their bytes again takes
 # so many operations of products. The C library returns larger arrays to the system, and each of
 # their pages costs time again: GRU, 16 units, batch 8, L = 10000, 34 MB: 1.5 times the time of 15.
-MOST, PER_BYTE = 3 << 23, 64
+MOST_KEPT, PER_BYTE = 3 << 23, 64
 
 
 class Kept(NamedTuple):
@@ -84,7 +84,7 @@ def keeping(chain: TracedChain) -> Kept | None:
             step.memory["kept"] = _kept(step, opened(step.jaxpr))
     kept: Kept = step.memory["kept"]
     values = sum(kept.sizes)
-    is_small = chain.length * (step.state_bytes + values) <= MOST
+    is_small = chain.length * (step.state_bytes + values) <= MOST_KEPT
     is_worth = is_small or work_of_products(step.jaxpr) >= PER_BYTE * values
     return kept if is_worth and kept.derivative.kept else None
 

@@ -22,7 +22,8 @@ from depth.jaxprs import is_literal, moved_by, read_by
 CALL = 72e-6  # of x + 1
 LAUNCH = 1.2e-6  # of a kernel, in a loop of which 16 steps are one CUDA graph: GRU, 16 units: 1.4
 MEASURED = 8  # entries of a state or a block, up to which loops in one kernel and PCR have been
-STEP, INSTRUCTION = 50e-9, 0.57e-9  # of a loop by Pallas: Van der Pol 67 ns; GRU, 4 units: 303
+# Of a loop by Pallas: Van der Pol 67 ns; GRU, 4 units: 303.
+KERNEL_STEP, INSTRUCTION = 50e-9, 0.57e-9
 ROUND = 4e-6  # of a solver: GRU, 1 unit, L = 1e5: 4.2 for each of 4 * 17
 # Bytes a second of Jacobian blocks: GRU, 4 units, 64 chains of 16384 steps: 1.4; of 1 unit: 2.5.
 TRAFFIC, OF_NUMBERS = 1.5e12, 3e12
@@ -45,7 +46,7 @@ def kernel_seconds(chain: TracedChain, platform: str) -> float | None:
         alone = step.by(1) if step and step.width <= MEASURED else None
     except lower.CannotFuse:
         return None
-    return chain.length * (STEP + INSTRUCTION * alone.instructions) if alone else None
+    return chain.length * (KERNEL_STEP + INSTRUCTION * alone.instructions) if alone else None
 
 
 def solve_seconds(chain: TracedChain) -> float:

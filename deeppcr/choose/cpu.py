@@ -23,11 +23,11 @@ ON_CPUS = "on a CPU the fastest for most chains; deeppcr.tune measures"
 # many entries on, for each pair of operations of a step: the compiler takes so long for these.
 # LSTM, 32 units, batch 16, 200 steps, 470 thousand: 0.7 of the time, and 1.2 of that to compile;
 # 5 LSTMs with `jax.checkpoint`, 2.3 thousand: 0.7 and 2 (jax 0.10.2 and 0.12.0).
-WORTH, MATRIX = 2500, 64
-WIDE = 1 << 14  # bytes of a state from which on any product counts: filters of 3 x 4 x 4: 0.5
+WORTH_AT_ONCE, LEAST_MATRIX = 2500, 64
+WIDE_STATE = 1 << 14  # bytes of a state from which on any product counts: filters of 3 x 4 x 4: 0.5
 # Of so few steps for its operations a chain gains nothing: the smoother of a pendulum, 12 steps of
 # 180 operations, takes 0.7 of the time by jax (jax 0.12.0).
-FEW = 8
+FEWEST_STEPS = 8
 
 # Bytes of the states of all steps from which on a CPU leaves the derivative to jax, if that keeps
 # of a step less than so much of its state. Entries of a buffer: 0; linear attention, 16 x 64: 0.1.
@@ -68,10 +68,10 @@ def is_left_to_xla(chain: TracedChain) -> bool:
 
 def multiplies_much(chain: TracedChain) -> bool:
     """Whether the gradients of arrays take less time at once, enough to compile them apart."""
-    step, least = chain.step, MATRIX if chain.step.state_bytes < WIDE else 1
+    step, least = chain.step, LEAST_MATRIX if chain.step.state_bytes < WIDE_STATE else 1
     by_state = moved_by(step.jaxpr, step.jaxpr.invars[: step.states])
     work = chain.length * work_with_matrices(step.jaxpr, by_state, least)
-    return work >= WORTH * step.operations**2
+    return work >= WORTH_AT_ONCE * step.operations**2
 
 
 def reads_little(chain: TracedChain) -> bool:
@@ -118,7 +118,7 @@ def sorts(chain: TracedChain) -> bool:
 
 def is_short(chain: TracedChain) -> bool:
     """Whether a chain has few steps for the operations of each."""
-    return FEW * chain.length <= chain.step.operations
+    return FEWEST_STEPS * chain.length <= chain.step.operations
 
 
 GRADIENTS_ON_A_CPU = (

@@ -12,7 +12,7 @@ from deeppcr.layers.stack import Stack, stack_layers
 from depth.report import table
 
 LONGEST_PERIOD = 64
-ALONE = "no equal neighbour"
+NO_NEIGHBOUR = "no equal neighbour"
 # The equations up to which a CPU program of single layers compiles faster than a chain of them. The
 # gradient of 128 MLPs compiles in 1.1 s for 2.2, of 256 in 2.2 for 3.1 (some 1,600 equations); of
 # 64 modules with 24 equations each in 2.2 for 1.8 (jax 0.10.2; 0.12 agrees; 2 cores).
@@ -132,8 +132,8 @@ def divide(layers: Sequence[Layer]) -> list[Segment]:
     while start < len(layers):
         period, length = longest_run(kinds[start:])
         first, last = layers[start], layers[start + period * length - 1]
-        reason = "" if length > 1 else first.alone or ALONE
-        if reason == ALONE and types_of(first.takes) != types_of(first.returns):
+        reason = "" if length > 1 else first.alone or NO_NEIGHBOUR
+        if reason == NO_NEIGHBOUR and types_of(first.takes) != types_of(first.returns):
             reason = "it changes shape or dtype"
         takes, returns = shapes(first.takes), shapes(last.returns)
         state = takes if takes == returns else f"{takes} -> {returns}"

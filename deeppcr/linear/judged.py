@@ -34,8 +34,8 @@ UNITS = 16  # in the last place, up to which a residual is rounding
 # up to 11, and 1.1 times jax's in bfloat16 (jax 0.10.2). Below 4 units it may not end.
 FEW_UNITS = 8
 CORRECTIONS = 3  # by exact blocks: if more would help, they have lost too many digits
-BUDGET = 64  # corrections by approximate blocks
-USUAL = 18  # of them to expect
+MOST_CORRECTIONS = 64  # corrections by approximate blocks
+USUAL_CORRECTIONS = 18  # of them to expect
 
 Products = Callable[[Any, Array], Array]
 

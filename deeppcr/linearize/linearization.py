@@ -113,7 +113,7 @@ MAX_DERIVATIVES = 64
 PROBES = 16
 
 
-class Part(Linearization):
+class JacobianPart(Linearization):
     """The entries of the Jacobian inside of groups of entries."""
 
     @abstractmethod
@@ -132,7 +132,7 @@ class Part(Linearization):
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Dense(Part):
+class Dense(JacobianPart):
     """``A_l = df/dz``, w x w for each batch element.
 
     It costs w derivatives of every step, and w^3 log L for the recurrence. If batch elements
@@ -156,7 +156,7 @@ class Dense(Part):
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Diagonal(Part):
+class Diagonal(JacobianPart):
     """$A_l = diag(df/dz)$: quasi-DEER. Newton's method if the step is elementwise.
 
     The blocks take w numbers per step.
@@ -207,7 +207,7 @@ class Diagonal(Part):
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class BlockDiagonal(Part):
+class BlockDiagonal(JacobianPart):
     """$A_l$: the k x k blocks on the diagonal of df/dz. Newton's method if the step is such.
 
     The entries of a block are, whichever applies first:

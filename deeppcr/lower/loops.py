@@ -30,7 +30,7 @@ from depth.counts import nbytes
 
 # -- loops in chunks -------------------------------------------------------------------------------
 
-AT_ONCE = 1 << 26  # bytes of temporaries, of which a part is kept, on an accelerator
+BYTES_AT_ONCE = 1 << 26  # bytes of temporaries, of which a part is kept, on an accelerator
 
 
 def steps_in_cache(bytes_of_step: int, totals: Sequence[Any] = ()) -> int:
@@ -56,7 +56,7 @@ def steps_held(bytes_of_step: int, length: int, least: int, is_narrow: bool) -> 
     """
     cache = target().cache
     if cache is None:
-        return max(1, AT_ONCE // bytes_of_step)
+        return max(1, BYTES_AT_ONCE // bytes_of_step)
     # On a CPU they stay in the cache: 0.03 to 0.2 of the time for the Jacobians of a tanh RNN, a
     # GRU and an MLP of 32 entries and 65,536 steps (jax 0.10.2, 2 cores).
     return length if is_narrow else max(least, cache // bytes_of_step)

@@ -26,7 +26,7 @@ from deeppcr.arrays import float32_or_better
 from depth.counts import matrices, other_axes
 from depth.jaxprs import is_literal
 
-ANY = sys.maxsize
+NO_LIMIT = sys.maxsize
 
 
 class Sizes(NamedTuple):
@@ -64,10 +64,10 @@ class Limits(NamedTuple):
         least_pieces: of a product.
     """
 
-    terms: int = ANY
+    terms: int = NO_LIMIT
     least_terms: int = 1
-    multiplications: int = ANY
-    of_piece: int = ANY
+    multiplications: int = NO_LIMIT
+    of_piece: int = NO_LIMIT
     least_pieces: int = 1
 
 
@@ -76,7 +76,7 @@ class Limits(NamedTuple):
 # In a loop of a CPU: from 4096 multiplications on, XLA cuts the sum into tasks for its threads.
 IN_LOOP = Limits(multiplications=4095)
 # In a loop of a CPU, where LLVM does not vectorise the sum, which takes 4 times as long.
-BY_ENTRY = Limits(multiplications=640)
+ENTRY_BY_ENTRY = Limits(multiplications=640)
 # The same of a vector and the rows of a matrix, whose sums are scalar code: W @ h of 16 entries
 # takes 0.8 of the time, of 18 to 24 1.3 to 1.5, and 1.0 to 1.2 with jax 0.10.2 (jax 0.12.0).
 BY_ROWS = Limits(multiplications=256)
@@ -87,7 +87,7 @@ IN_FUNCTION = Limits(terms=8, multiplications=2048)
 # Outer products for all steps at once on a CPU, 1024 steps: 12 times faster for 8 terms of 8 x 8,
 # 6 for 32 x 32, 3 for 64 x 64; 2 for 32 terms of 32 x 32. Of 2 terms, or of fewer than 32 pieces,
 # the product is as fast; of more multiplications it is faster.
-AT_ONCE = Limits(terms=32, least_terms=3, of_piece=1 << 15, least_pieces=32)
+OUTER_PRODUCTS = Limits(terms=32, least_terms=3, of_piece=1 << 15, least_pieces=32)
 # For all steps at once on a GPU: compiled for an H200, not timed.
 ON_GPU = Limits(terms=16)
 

@@ -45,7 +45,7 @@ from deeppcr.lower import unpack
 from deeppcr.newton.iterate import Convergence, Stagnation
 from deeppcr.solution import ROUNDING
 
-NOISE = 4  # units up to which an update is noise; sqrt(l) times as many at step l
+NOISE_UNITS = 4  # units up to which an update is noise; sqrt(l) times as many at step l
 # Units of the largest entry, below which a residual that stands still is rounding.
 STAGNATION = 1000
 PLATEAU = 4  # iterations in which neither residuals nor updates fall, at whatever level
@@ -57,7 +57,7 @@ USUAL = 6
 # chains 2 to 10.
 QUASI = 3
 # Of an affine step: one, and another that confirms it unless its blocks are seen to contract.
-AFFINE = 2
+OF_AFFINE = 2
 
 
 def expected_iterations(
@@ -71,7 +71,7 @@ def expected_iterations(
         windows: the number of windows, which are solved one after another.
         is_affine: whether the step is affine in its state.
     """
-    usual = AFFINE if is_affine else USUAL
+    usual = OF_AFFINE if is_affine else USUAL
     if not is_exact:
         usual = QUASI * USUAL
     return windows * min(usual, length + 1)
@@ -324,7 +324,7 @@ class ContractionCriterion(Criterion):
         """Update norms without rounding, the contraction factor to store, and the current one."""
         steps = jnp.sqrt(axis.index(len(norm)).astype(norm.dtype))
         steps = jnp.broadcast_to(steps.reshape((-1, *(1,) * (norm.ndim - 1))), norm.shape)
-        clear = norm > NOISE * self.working * (1 + steps)
+        clear = norm > NOISE_UNITS * self.working * (1 + steps)
         # `jax.debug_nans` checks every value: no NaN even where it is not selected.
         has_last = jnp.isfinite(last.update_norm)
         moves = has_last & (last.update_norm > 0)
@@ -342,7 +342,7 @@ class ContractionCriterion(Criterion):
         product = jnp.where(shrinks, norm, 0) * jnp.where(shrinks, contraction, 0)
         to_come = product / jnp.where(shrinks, 1 - contraction, 1)
         limit = max(self.rounding * self.working, self.rtol or 0.0)
-        at_once = max(NOISE * self.working, self.rtol or 0.0)
+        at_once = max(NOISE_UNITS * self.working, self.rtol or 0.0)
         return (norm <= at_once) | (shrinks & (to_come <= limit))
 
 

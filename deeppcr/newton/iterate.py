@@ -171,7 +171,7 @@ class Iterate(NamedTuple):
     reported: Array
 
 
-class Progress(NamedTuple):
+class Reached(NamedTuple):
     """How far an iterate has come. Computed where it is needed: the loop carries less.
 
     Attributes:

@@ -27,10 +27,10 @@ from deeppcr.newton import one_kernel
 from deeppcr.newton.convergence import Criterion, Evaluation
 from deeppcr.newton.damping import SWEEPS, growth_rate, largest
 from deeppcr.newton.guess import first_trajectory
-from deeppcr.newton.iterate import Convergence, Iterate, Progress, Window, finish
+from deeppcr.newton.iterate import Convergence, Iterate, Reached, Window, finish
 from deeppcr.solution import ROUNDING, Result, Run, SolvedBy, Stats, unrecorded
 
-SMALL = 4  # entries of a block, up to which a product of two is cheap
+CHEAP_BLOCK = 4  # entries of a block, up to which a product of two is cheap
 
 
 class Proposal(NamedTuple):
@@ -163,7 +163,7 @@ class NewtonSolver:
             following, update = self._slide(chain, now, following, update, reached)
         return self._checked(chain, following, update)
 
-    def _newton(self, window: TracedChain, now: Iterate, reached: Progress) -> Proposal:
+    def _newton(self, window: TracedChain, now: Iterate, reached: Reached) -> Proposal:
         """The states of the next iterate: blocks, the linear recurrence, damping, acceleration."""
         entry, start, axis = now.window.entry, now.window.start, window.axis
         origin = axis.before(entry, now.states)
@@ -223,7 +223,7 @@ class NewtonSolver:
         return now._replace(residuals=residuals, reported=reported)
 
     def _slide(
-        self, chain: TracedChain, last: Iterate, now: Iterate, update: Array, reached: Progress
+        self, chain: TracedChain, last: Iterate, now: Iterate, update: Array, reached: Reached
     ) -> tuple[Iterate, Array]:
         """Move the window to the first state that has not converged.
 
@@ -258,8 +258,8 @@ class NewtonSolver:
         )
         return following, jnp.where(enters, jnp.inf, jnp.roll(update, -distance, axis=0))
 
-    def _progress(self, chain: TracedChain, now: Iterate) -> Progress:
-        return Progress.of(now, chain.axis.total(self.method.window))
+    def _progress(self, chain: TracedChain, now: Iterate) -> Reached:
+        return Reached.of(now, chain.axis.total(self.method.window))
 
     def _keeps_size(self, blocks: Blocks, axis: ChainAxis) -> Array:
         """Whether no block amplifies differences, by a bound on its norm: bool."""
@@ -273,7 +273,8 @@ class NewtonSolver:
             return axis.largest(sums.max(axis=0, initial=0)).max(initial=0)
 
         keeps = norm(blocks) <= limit
-        if blocks.block_size <= SMALL:  # rotations: rows of A^T A bound the square of the 2-norm
+        # Of rotations: rows of A^T A bound the square of the 2-norm.
+        if blocks.block_size <= CHEAP_BLOCK:
             keeps |= norm(blocks.transpose().compose(blocks)) <= limit
         return keeps
 

@@ -11,7 +11,7 @@ from jax import Array
 from deeppcr import scan
 from deeppcr.extend import describe
 
-OPTIONS = ("return_carry", "time_major", "reverse", "keep_order")
+LAYER_OPTIONS = ("return_carry", "time_major", "reverse", "keep_order")
 
 
 def recur(
@@ -28,8 +28,8 @@ def recur(
     """Apply ``step((state, carry), x) -> ((state, carry), y)`` at every time.
 
     Args:
-        layer: with a ``cell``, the `OPTIONS`, and ``unroll``, ``method`` and ``adjoint``.
-        options: the `OPTIONS` of this call; None for those of the layer.
+        layer: with a ``cell``, the `LAYER_OPTIONS`, and ``unroll``, ``method`` and ``adjoint``.
+        options: the `LAYER_OPTIONS` of this call; None for those of the layer.
         inputs: ``[*batch, time, *features]``, or ``time`` first.
         carry: the initial carry ``[*batch, ...]``; None for ``first``.
         first: a function that makes it, of the shape of the inputs at one time.
@@ -41,8 +41,10 @@ def recur(
     Returns:
         the state in the end, and the outputs: with ``return_carry`` the last carry and these.
     """
-    if unknown := options.keys() - set(OPTIONS):
-        raise TypeError(f"{min(unknown)} is no argument; expected one of {', '.join(OPTIONS)}.")
+    if unknown := options.keys() - set(LAYER_OPTIONS):
+        raise TypeError(
+            f"{min(unknown)} is no argument; expected one of {', '.join(LAYER_OPTIONS)}."
+        )
 
     def option(name: str) -> Any:
         value = options.get(name)

@@ -33,7 +33,7 @@ from depth import Cost
 
 SUMMED = Backpropagation(at_once=False)  # each step adds to the gradients
 BASELINE = "jax.lax.scan"
-NAMES = {Autodiff: "autodiff", Backpropagation: "backprop", Adjoint: "blocks"}
+ADJOINT_NAMES = {Autodiff: "autodiff", Backpropagation: "backprop", Adjoint: "blocks"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,9 @@ class Candidate:
         if adjoint == SUMMED:
             return f"{name} / one loop"
         unroll = getattr(adjoint, "unroll", 1)
-        return f"{name} / {NAMES[type(adjoint)]}" + (f", unroll {unroll}" if unroll > 1 else "")
+        return f"{name} / {ADJOINT_NAMES[type(adjoint)]}" + (
+            f", unroll {unroll}" if unroll > 1 else ""
+        )
 
 
 def kept_by(adjoint: AdjointOption, chain: TracedChain) -> str:

@@ -10,7 +10,7 @@ from depth.kernels import Kernel, KernelChoice, KernelLoop, KernelProgram, OneKe
 # Of two CPU cores. tanh, 32 units, 1,024 steps, gradient by Newton's method: 46 s for 36 products
 # and 260 kernels; GRU, 64 units, forward: 32 s (jax 0.12.0, libtpu 0.0.52).
 SECONDS = 0.01
-MOST = 512  # matrices of a batch; more of them are a loop
+MOST_MATRICES = 512  # matrices of a batch; more of them are a loop
 LONG = 60.0  # seconds of which a plan warns
 
 
@@ -33,7 +33,7 @@ def _pieces(program: KernelProgram) -> int:
 
 def _of_kernel(kernel: Kernel) -> int:
     is_product = kernel.kind in ("product", "transposed product")
-    return min(kernel.pieces, MOST) if is_product else 1
+    return min(kernel.pieces, MOST_MATRICES) if is_product else 1
 
 
 def _of_part(part: Part) -> int:

@@ -44,16 +44,16 @@ from depth.models import find_device
 from depth.platforms import compiled_for
 from depth.report import count, seconds, table
 
-USUAL = "usual for chains that forget their past"
+USUAL_CHAINS = "usual for chains that forget their past"
 OF_LIST = "of deeppcr.stack(layers); a list compiles faster and runs slower: see deeppcr.forward"
 SLOW = "XLA is predicted to compile this gradient for more than a minute; a loop compiles faster"
-MOST = 32  # iterations on a sample
+MOST_ITERATIONS = 32  # iterations on a sample
 STEPS = 1024  # of a sample, at most
-ENTRIES = 1 << 21  # of its Jacobian blocks, at most
+SAMPLE_ENTRIES = 1 << 21  # of its Jacobian blocks, at most
 # The error of the ratio of two predicted times, as a factor: nine of ten predicted speedups of 112
 # programs are closer (2 cores, jax 0.12.0 and 0.10.2).
 ERROR = 2.0
-HEAD = ("forward", "depth", "predicted", "speedup", "")
+PLAN_HEAD = ("forward", "depth", "predicted", "speedup", "")
 UNTRIED = ("  Newton", "", "", "", "not tried: cannot win here")
 
 
@@ -123,7 +123,7 @@ class Plan:
 
     def __str__(self) -> str:
         rows = _rows(self.forward) + ([] if self.newton else [UNTRIED])
-        body = table(HEAD, [*rows, ("gradient",), *_rows(self.gradient)], "<>>><")
+        body = table(PLAN_HEAD, [*rows, ("gradient",), *_rows(self.gradient)], "<>>><")
         head = table((), [*self.found.items()], "<<")
         return f"{folded(head, max(map(len, self.found)) + 2)}\n\n{folded(body, 52)}"
 
@@ -232,13 +232,13 @@ def plan(
     )
     nbytes = linear.linearization.bytes_per_step(step, layout)
     sharding = find_sharding(instance.chain.inputs, instance.chain.sharding, newton)
-    number, source = expected_iterations(steps, linear.is_exact, 1, step.is_affine), USUAL
+    number, source = expected_iterations(steps, linear.is_exact, 1, step.is_affine), USUAL_CHAINS
     if iterations:
         number, source = int(iterations), "as given"
     elif tried and not instance.why_not_now:
         block = nbytes // layout.dtype.itemsize
         number, source = _sample(instance, newton, block, sharding.size if sharding else 1)
-    if source != USUAL:
+    if source != USUAL_CHAINS:
         rule = choose_method(chain, platform, number)
     chosen: Method = rule.option if isinstance(option, Auto) else option
     methods = [chosen]
@@ -315,7 +315,7 @@ def _promise(forward: Sequence[Candidate], gradient: Sequence[Candidate], source
     """The choice and its speedups, and what they rest on."""
     best = forward[0]
     text = f"{best.name}: {_digits(baseline(forward).seconds / best.seconds)}x"
-    text += " if the chain forgets its past" if best.iterations and source == USUAL else ""
+    text += " if the chain forgets its past" if best.iterations and source == USUAL_CHAINS else ""
     if gradient:
         both = gradient[0]
         by, gain = both.name.partition(" / ")[2], baseline(gradient).seconds / both.seconds
@@ -343,10 +343,10 @@ def _sample(instance: Instance, method: Newton, block: int, shards: int) -> tupl
     ``block``: the entries of the Jacobian blocks of one step.
     """
     chain, length = instance.chain, instance.traced.length
-    steps = max(8, min(STEPS, ENTRIES // max(1, block)))
+    steps = max(8, min(STEPS, SAMPLE_ENTRIES // max(1, block)))
     steps = min(length, -(-steps // shards) * shards)
     options: Any = {"atol": 0.0, "window": None, "memory": None, "fused": False, "progress": None}
-    options |= {"max_iterations": MOST, "record": True, "on_failure": "return"}
+    options |= {"max_iterations": MOST_ITERATIONS, "record": True, "on_failure": "return"}
     method = dataclasses.replace(method, **options)
     inputs = jax.tree.map(lambda x: jax.lax.slice_in_dim(jnp.asarray(x), 0, steps), chain.inputs)
     first = dataclasses.replace(chain, inputs=inputs, length=steps)

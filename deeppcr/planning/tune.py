@@ -13,8 +13,8 @@ from deeppcr.newton import Newton
 from deeppcr.planning.candidates import Candidate, Instance, baseline, instance_of
 from depth.report import seconds, table
 
-TRIAL = 0.2  # seconds for each pair
-HEAD = ("forward", "a call", "speedup", "to compile")
+TRIAL_SECONDS = 0.2  # seconds for each pair
+TUNE_HEAD = ("forward", "a call", "speedup", "to compile")
 LEAST_CALLS, MOST_CALLS = 3, 50  # the first warms up
 
 
@@ -77,7 +77,7 @@ def tune(
         for one in timed:
             ratio = f"{plain / one.seconds:.2f}x"
             rows.append((f"  {one.name}", seconds(one.seconds), ratio, seconds(one.compiling)))
-    print(table(HEAD, rows, "<>>>"))
+    print(table(TUNE_HEAD, rows, "<>>>"))
     return next((one.method, one.adjoint) for one in timed if one.method)
 
 
@@ -89,7 +89,7 @@ def _timed(instance: Instance, candidates: list[Candidate]) -> list[Candidate]:
         start = time.perf_counter()
         compiled.append(jax.jit(instance.program(one)).lower(*arguments).compile())
         compiling.append(time.perf_counter() - start)
-    end = time.perf_counter() + TRIAL * len(compiled)
+    end = time.perf_counter() + TRIAL_SECONDS * len(compiled)
     for k in range(MOST_CALLS):
         for i, run in enumerate(compiled):
             start = time.perf_counter()

@@ -40,7 +40,7 @@ DIFFERENTIABLE = ("elementwise", "move", "product", "reduction")
 PARTIAL = {"igamma", "igamma_grad_a", "igammac", "polygamma", "regularized_incomplete_beta", "zeta"}
 CUSTOM_VMAP = "custom_vmap_call"
 PUSHED = ("while", CUSTOM_VMAP)  # their derivatives have forward mode only
-LOCAL = ("axis_index", "pvary", "reduced_vary_cast")  # they name axes, and do not communicate
+ONLY_NAMES = ("axis_index", "pvary", "reduced_vary_cast")  # they name axes, and do not communicate
 THREEFRY = "key<fry>"
 MAPPED = ("all_gather", "pmax", "pmin", "ppermute", "psum")  # what `jax.vmap` maps, named or not
 
@@ -130,7 +130,9 @@ def couples_devices(jaxpr: Any, varied: frozenset[str]) -> str:
     inner = equations(jaxpr)
     is_known = varying_axes(avals_of(read_by(inner)))
     axes = varied if is_known else manual
-    return _collectives(x for x in inner if x.primitive.name not in LOCAL and named_axes(x) & axes)
+    return _collectives(
+        x for x in inner if x.primitive.name not in ONLY_NAMES and named_axes(x) & axes
+    )
 
 
 def without_steps(jaxpr: Any) -> str:
@@ -141,7 +143,7 @@ def without_steps(jaxpr: Any) -> str:
     """
     manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
     mapped = (x for x in equations(jaxpr) if named_axes(x) - manual)
-    return _collectives(x for x in mapped if x.primitive.name not in (*LOCAL, *MAPPED))
+    return _collectives(x for x in mapped if x.primitive.name not in (*ONLY_NAMES, *MAPPED))
 
 
 def named_shardings(jaxpr: Any) -> str:

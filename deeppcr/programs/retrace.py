@@ -177,7 +177,7 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general
 WITHOUT_PROGRAMS = frozenset({"elementwise", "move", "reduction"})
 OWN_KERNELS = frozenset({"pallas_call"})  # written for a device, precision included
 TF32 = lax.Precision.HIGH
-HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+BOTH_HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 ROUNDOFF = {lax.Precision.DEFAULT: 2.0**-8, TF32: 2.0**-11, lax.Precision.HIGHEST: 0.0}
 
 
@@ -210,7 +210,11 @@ def in_full_precision(program: Program) -> Program:
             return equation
         if name in PRODUCTS:
             is_left = params["precision"] is not None or not _is_of_full_operands(equation)
-            return equation if is_left else equation.replace(params=params | {"precision": HIGHEST})
+            return (
+                equation
+                if is_left
+                else equation.replace(params=params | {"precision": BOTH_HIGHEST})
+            )
         new = {
             key: value.converted(in_full_precision)
             if isinstance(value, HoldsProgram)

@@ -19,11 +19,11 @@ from depth.primitives import primitive
 
 # Packages whose functions, and objects that equal themselves alone, do not change.
 FIXED = {*sys.stdlib_module_names, "deeppcr", "depth", "flax", "jax", "jaxlib", "numpy", "optax"}
-LIBRARY = tuple(
+JAX_FOLDERS = tuple(
     os.path.join(os.path.dirname(jax.__file__), "_src", folder) + os.sep
     for folder in ("lax", "nn", "numpy", "scipy")
 )
-SMALL = 64  # elements of a constant that may be part of a program that is kept
+MOST_KEPT_ENTRIES = 64  # elements of a constant that may be part of a program that is kept
 
 
 def signature(value: Any) -> tuple[Any, str]:
@@ -51,7 +51,7 @@ class Rule(NamedTuple):
 def rule_of(equation: Any) -> Rule:
     """The rule of an equation of `jax.custom_jvp` or `jax.custom_vjp`."""
     rule = equation.params.get("jvp_jaxpr_fun")
-    if str(getattr(getattr(rule, "debug_info", None), "func_filename", "")).startswith(LIBRARY):
+    if str(getattr(getattr(rule, "debug_info", None), "func_filename", "")).startswith(JAX_FOLDERS):
         return Rule(False, False)  # most often
     reader = _Signature()
     functions = {key: value for key, value in equation.params.items() if key != "call_jaxpr"}
@@ -105,7 +105,7 @@ class _Signature:
         except (TypeError, ValueError, RuntimeError):  # tracers, keys, arrays on other machines
             self.reason = f"an array, {value.dtype}{list(value.shape)}"
             return ("array", id(value))
-        if value.size > SMALL:
+        if value.size > MOST_KEPT_ENTRIES:
             self.reason = f"an array, {value.dtype}{list(value.shape)}"
             content = hashlib.blake2b(content).digest()
         return (str(value.dtype), tuple(value.shape), content)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deeppcr.arrays import combine, partition
-from deeppcr.programs.effects import LOCAL, has_references
+from deeppcr.programs.effects import ONLY_NAMES, has_references
 from depth import counts
 from depth.jaxprs import has_side_effects, interpret, needed, read_by, without_constants
 from depth.primitives import primitive
@@ -113,8 +113,8 @@ def filled(labels: Labels, shape: Sequence[int]) -> Array:
     return np.broadcast_to(np.int32(0), tuple(shape)) if labels is None else labels
 
 
-LARGEST = 1 << 24  # elements of an array of labels: a result, or one that depends on the state
-HOLDERS = ("call", "derivative rule", "loop", "branch")  # of programs, which are entered
+MOST_LABELS = 1 << 24  # elements of an array of labels: a result, or one that depends on the state
+ENTERED_KINDS = ("call", "derivative rule", "loop", "branch")  # of programs, which are entered
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,12 @@ class Walk:
         rule = self.rules.get(equation.primitive.name) or self.rules.get(properties.kind)
         if properties.kind == "call" and not properties.inlines:
             rule = None
-        enters = rule is not None and properties.kind in HOLDERS
+        enters = rule is not None and properties.kind in ENTERED_KINDS
         if has_references(equation) or (has_side_effects(equation) and not enters):
             # Values written to a reference, or passed to Python, may be read anywhere.
             return visit.everywhere(self.groups.all_of(self.groups.parent))
         sizes = [x.size for x in operands if x is not None] + [*map(prod, visit.results)]
-        if rule is None or (max(sizes, default=0) > LARGEST and not enters):
+        if rule is None or (max(sizes, default=0) > MOST_LABELS and not enters):
             return self.unknown(visit)
         with suppress(Exception):  # parameters of another jax, or no derivative that can be traced
             results = rule(visit)
@@ -248,5 +248,5 @@ Rule = Callable[[Visit], list[Labels]]
 def _is_collective(equation: Any) -> bool:
     """Whether devices, or examples of a `jax.vmap`, communicate over a named axis."""
     only_named = bool(equation.effects) and not has_side_effects(equation)
-    names = bool(counts.named_axes(equation)) and equation.primitive.name not in LOCAL
+    names = bool(counts.named_axes(equation)) and equation.primitive.name not in ONLY_NAMES
     return only_named or names or primitive(equation).kind == "collective"

@@ -316,4 +316,4 @@ def test_all_of_the_table_is_tested():
 
 def test_kernels_are_compiled_as_exactly_as_programs_of_xla():
     """Subnormal numbers are kept; quotients and roots are to 2 units in the last place."""
-    assert nvrtc.OPTIONS == (b"--prec-div=false", b"--prec-sqrt=false")
+    assert nvrtc.COMPILER_OPTIONS == (b"--prec-div=false", b"--prec-sqrt=false")

@@ -17,7 +17,7 @@ from deeppcr import BlockDiagonal, Chain, Newton, Sequential
 from deeppcr.checks import COLUMNS
 from deeppcr.lower.variants import compiled_for
 from deeppcr.planning import compiling
-from deeppcr.planning.candidates import NAMES, Candidate, baseline, instance_of
+from deeppcr.planning.candidates import ADJOINT_NAMES, Candidate, baseline, instance_of
 from deeppcr.planning.plan import SLOW
 from depth.kernels import Kernel, KernelChoice, KernelLoop, KernelProgram, OneKernelLoop
 from tests.planning.chains import CHAINS, L, elementwise, gated, like
@@ -268,7 +268,7 @@ def test_what_compiling_takes_grows_with_kernels_and_matrices():
         (KernelChoice((inner, most)), 1),
         (OneKernelLoop(5, kernel("own", 1), inner), 2),
     )
-    one, two = 203, compiling.MOST + 1
+    one, two = 203, compiling.MOST_MATRICES + 1
     expected = compiling.SECONDS * (one + two + one + two + 2 * one)
     assert compiling.tpu_seconds(KernelProgram((), parts)) == pytest.approx(expected)
 
@@ -464,7 +464,9 @@ def test_a_step_without_a_derivative_has_no_gradient_to_choose():
 def test_no_choice_is_predicted_surely_slower_than_another_loop(monkeypatch):
     def chosen(**times):
         def predicted(instance, one, device, number):
-            return dataclasses.replace(one, seconds=times.get(NAMES.get(type(one.adjoint)), 1.0))
+            return dataclasses.replace(
+                one, seconds=times.get(ADJOINT_NAMES.get(type(one.adjoint)), 1.0)
+            )
 
         monkeypatch.setattr(module, "_predicted", predicted)
         return deeppcr.plan(Chain(DENSE.step, jnp.zeros((1000, 16, 8), jnp.float32)), z0)

@@ -27,7 +27,7 @@ from deeppcr.diffusion.grid import solver_grid
 from deeppcr.diffusion.schedulers.multistep import find_orders, multistep
 from deeppcr.diffusion.table import NOISE, X0, Table, X, tabulate
 
-FEW_STEPS = 15  # lower_order_final counts below this
+LOWER_ORDER_BELOW = 15  # lower_order_final counts below this
 LEAST_STEP = 1e-12  # in lambda: the last step may end where it begins, but for rounding
 
 
@@ -45,7 +45,7 @@ def dpm_solver(config: Config, steps: int) -> Table:
             "algorithm_type='sde-dpmsolver++'."
         )
     cut = config["beta_schedule"] == "squaredcos_cap_v2"
-    orders = find_orders(config, steps, FEW_STEPS)
+    orders = find_orders(config, steps, LOWER_ORDER_BELOW)
     if config["euler_at_final"] or config["final_sigmas_type"] == "zero":
         orders[-1] = 1
     return _tabulate(config, *solver_grid(config, steps, cut=cut), orders)
@@ -54,7 +54,7 @@ def dpm_solver(config: Config, steps: int) -> Table:
 def deis(config: Config, steps: int) -> Table:
     """The table of DEIS."""
     least = {**config, "final_sigmas_type": "sigma_min"}
-    orders = find_orders(config, steps, FEW_STEPS)
+    orders = find_orders(config, steps, LOWER_ORDER_BELOW)
     return _tabulate(least, *solver_grid(least, steps, stays=True), orders)
 
 

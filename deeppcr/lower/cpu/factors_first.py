@@ -36,7 +36,8 @@ LIMITED = frozenset(("cos", "erf", "erfc", "logistic", "sign", "sin", "tanh"))
 CLOSED = frozenset(
     ("abs", "add", "add_any", "convert_element_type", "max", "min", "mul", "neg", "square", "sub")
 )
-SMALL = 1 << 10  # of a number in a program: of a few such factors, the product is far from 2**127
+# Of a number in a program: of a few such factors, the product is far from 2**127.
+SMALL_NUMBER = 1 << 10
 LOW = range(1, 4)  # powers
 
 BOUNDED = "deeppcr: bounded"
@@ -123,7 +124,7 @@ def _results(
 ) -> Sequence[Any]:
     """The results of an equation; ``limited``: the bounded variables, to which it adds."""
     are_bounded = [
-        bool(np.max(np.abs(x.val)) <= SMALL) if is_literal(x) else x in limited
+        bool(np.max(np.abs(x.val)) <= SMALL_NUMBER) if is_literal(x) else x in limited
         for x in equation.invars
     ]
     if Sum not in map(type, operands):

@@ -28,8 +28,8 @@ from depth.jaxprs import called, has_side_effects, is_literal, moved_by, read_by
 from depth.primitives import primitive
 
 # Kinds of primitives that take no longer for many steps at once than for one after another.
-AT_ONCE = frozenset({"elementwise", "move", "product", "reduction"})
-FEW = 8  # terms of a product
+FAST_AT_ONCE = frozenset({"elementwise", "move", "product", "reduction"})
+FEW_TERMS = 8  # terms of a product
 
 
 # jax 0.10.2, 2 cores, 16 units and a batch of 8: flax's LSTM cell takes 0.2 of the time, a GRU and
@@ -87,7 +87,7 @@ def _late_and_varying(loop: Loop) -> tuple[set[Any], set[Any]]:
 def _is_as_fast(loop: Loop, equation: Any) -> bool:
     """Whether it takes no longer for many steps at once than in a loop."""
     kind = primitive(equation).kind
-    is_fast = loop.kind.linear or kind in AT_ONCE
+    is_fast = loop.kind.linear or kind in FAST_AT_ONCE
     return is_of_threefry(equation) if kind == "random" else is_fast
 
 
@@ -100,7 +100,7 @@ def _is_cheap(equation: Any, cut: Collection[Any]) -> bool:
     kind = primitive(equation).kind
     if kind == "product" and is_small_product(equation):
         terms = contracted(equation)
-        return terms <= FEW and not (terms == 1 and equation.outvars[0] in cut)
+        return terms <= FEW_TERMS and not (terms == 1 and equation.outvars[0] in cut)
     return kind == "move" and _grows(equation)
 
 

@@ -56,7 +56,7 @@ ROWS_OF_TRANSPOSED = range(2, 49)
 # Rows of its products with inputs, up to which these are worth compiling apart: timed.
 ROWS_OF_INPUTS = 2
 # LLVM vectorises rows of results up to 16 entries only if they fill vectors of 8.
-VECTOR, LONG_ROW = 8, 16
+VECTOR_ENTRIES, LONG_ROW = 8, 16
 
 # -- all steps at once -----------------------------------------------------------------------------
 

@@ -50,9 +50,11 @@ _NAMES = """
 """
 CONTAINED = frozenset(_NAMES.split())
 # The kinds of operations that XLA has in such a function by itself, since jax 0.12.
-HOISTED = frozenset(("elementwise", "move", "product", "random", "reduction"))
+HOISTED_KINDS = frozenset(("elementwise", "move", "product", "random", "reduction"))
 INDEXED = frozenset(("gather", "scatter", "scatter-add"))  # of one index, as in x.at[0].set(y)
-DTYPES = frozenset(map(jnp.dtype, ("float32", "float64", "int32", "int64", "uint32", "bool")))
+CONTAINED_DTYPES = frozenset(
+    map(jnp.dtype, ("float32", "float64", "int32", "int64", "uint32", "bool"))
+)
 
 
 def one_function(loop: Loop, operands: Operands) -> tuple[Loop, Operands]:
@@ -108,7 +110,7 @@ def multiplies_little(program: Any) -> bool:
     """
     work = 0
     for equation in equations(program):
-        if primitive(equation).kind not in HOISTED and called(equation) is None:
+        if primitive(equation).kind not in HOISTED_KINDS and called(equation) is None:
             return False
         if equation.primitive.name == "dot_general":
             sizes = Sizes.of(equation)
@@ -152,7 +154,7 @@ def copies_matrices(program: Any, states: int) -> bool:
 
 def _are_plain(atoms: Iterable[Any]) -> bool:
     for x in atoms:
-        if getattr(x.aval, "dtype", None) not in DTYPES or 0 in x.aval.shape:
+        if getattr(x.aval, "dtype", None) not in CONTAINED_DTYPES or 0 in x.aval.shape:
             return False
     return True
 

@@ -25,7 +25,7 @@ In the gradients of the arrays of a chain (`plain_gradients`):
 - **Outer products.** The gradient of weights of its own that a step has is, for each step, a sum of
   outer products over the examples of a batch: one product for all steps, ``[L, b, n] x [L, b, m] ->
   [L, n, m]``. XLA calls a library for each of its L pieces, however small. Written term by term it
-  is one kernel, if the terms are few (`AT_ONCE`).
+  is one kernel, if the terms are few (`OUTER_PRODUCTS`).
 """
 
 import math
@@ -41,11 +41,11 @@ from jax import Array, lax
 
 from deeppcr.lower.cpu import limits
 from deeppcr.lower.products import (
-    AT_ONCE,
-    BY_ENTRY,
     BY_ROWS,
+    ENTRY_BY_ENTRY,
     IN_FUNCTION,
     IN_LOOP,
+    OUTER_PRODUCTS,
     Sizes,
     as_sum,
     as_sum_in_loop,
@@ -174,12 +174,14 @@ def is_small_product(equation: Any) -> bool:
         return False
     shape, sizes = equation.outvars[0].aval.shape, Sizes.of(equation)
     row = shape[-1] if shape else 1
-    fills_no_vectors = limits.VECTOR // 2 < row < limits.LONG_ROW and row % limits.VECTOR
+    fills_no_vectors = (
+        limits.VECTOR_ENTRIES // 2 < row < limits.LONG_ROW and row % limits.VECTOR_ENTRIES
+    )
     # XLA writes a loop that LLVM vectorises of a product with one vector, and calls no library.
     is_of_vector = sizes.pieces == 1 and min(sizes.rows, sizes.columns) == 1
     if is_of_vector and _sums_rows(equation, int(sizes.rows == 1)):
         return is_small(sizes, BY_ROWS)
-    return is_small(sizes, BY_ENTRY if fills_no_vectors or is_of_vector else IN_LOOP)
+    return is_small(sizes, ENTRY_BY_ENTRY if fills_no_vectors or is_of_vector else IN_LOOP)
 
 
 def _sums_rows(equation: Any, operand: int) -> bool:
@@ -406,7 +408,7 @@ def _is_few_outer_products(equation: Any) -> bool:
         return False
     (axes, _), _ = equation.params["dimension_numbers"]
     sizes = Sizes.of(equation)
-    return len(axes) == 1 and min(sizes.rows, sizes.columns) > 1 and is_small(sizes, AT_ONCE)
+    return len(axes) == 1 and min(sizes.rows, sizes.columns) > 1 and is_small(sizes, OUTER_PRODUCTS)
 
 
 REWRITES: tuple[tuple[Callable[[Any], bool], Callable[..., Array]], ...] = (

@@ -25,7 +25,7 @@ TARGET = "__gpu$xla.gpu.ptx"
 KNOWN = (0, 10), (0, 13)  # versions of jax: from the first, before the second
 # The driver compiles it for the GPU that there is, which may be newer. Quotients and roots are to 2
 # units in the last place, as in programs of XLA.
-OPTIONS = b"--prec-div=false", b"--prec-sqrt=false"
+COMPILER_OPTIONS = b"--prec-div=false", b"--prec-sqrt=false"
 TURING, HOPPER = 75, 90  # the first with clusters of blocks
 # Compiled once, in 20 ms (CUDA 13.0, a CPU core), and run once if there is a GPU.
 TRIAL = 'extern "C" __global__ void kernel(const float* x, float* y) { y[0] = 2 * x[0]; }'
@@ -171,7 +171,7 @@ def ptx(text: str, name: str, architecture: int = TURING) -> str:
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
     source = (INSTRUCTIONS + text).encode()
     target = f"--gpu-architecture=compute_{architecture}".encode()
-    flags = [*OPTIONS, target, f"--define-macro=kernel={name}".encode()]
+    flags = [*COMPILER_OPTIONS, target, f"--define-macro=kernel={name}".encode()]
     options = (ctypes.c_char_p * len(flags))(*flags)
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernel.cu", 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(flags), options)

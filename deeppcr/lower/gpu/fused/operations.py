@@ -124,7 +124,7 @@ UNSIGNED = INTEGERS | _table("""
     div: {1} == 0 ? -1 : {0} / {1}   rem: {1} == 0 ? {0} : {0} % {1}   sign: {0} > 0
 """)
 BOOLEAN = {"not": "!{0}", "max": INTEGERS["max"], "min": INTEGERS["min"]}
-TABLES = {"i": SIGNED, "u": UNSIGNED, "b": BOOLEAN}
+BY_KIND = {"i": SIGNED, "u": UNSIGNED, "b": BOOLEAN}
 
 
 def operation(name: str, operand: Any, result: Any, count: int = 1) -> Operation:
@@ -147,7 +147,7 @@ def operation(name: str, operand: Any, result: Any, count: int = 1) -> Operation
         for k in reversed(range(count - 2)):
             text = f"{{0}} == {k} ? {{{k + 1}}} : {text}"
     else:
-        table = FLOATS if jnp.issubdtype(operand, jnp.floating) else TABLES[operand.kind]
+        table = FLOATS if jnp.issubdtype(operand, jnp.floating) else BY_KIND[operand.kind]
         text = table.get(name) or ANY.get(name, "")
         bits, word = str(8 * operand.itemsize), register.partition(" ")[2]
         text = text.replace("BITS", bits).replace("WORD", word)
@@ -296,7 +296,7 @@ class Code:
 
 
 # Of a number that is neither -0 nor NaN: a GPU has an instruction for it (CUDA 13.0, 9.0).
-OF_NUMBERS = {
+FOLDED = {
     "lax_max({0}, {1})": "{0} <= {1} ? {1} : {0}",
     "lax_min({0}, {1})": "{0} > {1} ? {1} : {0}",
 }
@@ -305,10 +305,10 @@ OF_NUMBERS = {
 def _with_numbers(operation: Operation, entries: Sequence[Value]) -> tuple[str, Sequence[Value]]:
     """The text of an operation on these operands, and their order."""
     text = operation.text
-    if text in OF_NUMBERS:
+    if text in FOLDED:
         x, y = entries if entries[0].constant is None else entries[::-1]
         if y.constant is not None and y.text not in ("(-0.0f)", "NOT_A_NUMBER"):
-            return OF_NUMBERS[text], (x, y)
+            return FOLDED[text], (x, y)
     return text, entries
 
 

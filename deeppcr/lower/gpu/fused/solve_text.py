@@ -3,7 +3,7 @@
 from string import Template
 
 # A host on which threads of one process meet defines what is after ``#ifndef MEET`` otherwise.
-TEXT = Template(r"""
+SOLVE_TEXT = Template(r"""
 #define WIDTH $width
 #define STEPS $steps
 #define THREADS $threads

@@ -30,9 +30,9 @@ from depth.jaxprs import Program, called, equations
 
 RANGES = (-1, 1), (0, 1)  # of random numbers: of positive ones there are roots and logarithms
 NUDGES = 3  # how often what a step reads is moved
-UNITS = 16  # in the last place, and as many times what results move by: rounding
-INTEGERS = 8  # below which integers are
-MOST = 1 << 23  # numbers in a trial, about
+TRIAL_UNITS = 16  # in the last place, and as many times what results move by: rounding
+INTEGERS_BELOW = 8  # below which integers are
+MOST_NUMBERS = 1 << 23  # numbers in a trial, about
 PERIOD = 65521  # of random numbers, a prime: no axis repeats them
 
 _FAULTS: dict[Any, str] = {}
@@ -49,7 +49,9 @@ def fault(launch: Launch, device: Any, kernel: FusedScan, results: Sequence[Any]
     """
     whole, states = kernel.step.whole, kernel.step.states
     end = len(whole.invars)
-    length = min(kernel.length, kernel.in_trial, max(2, MOST // sum(map(size, whole.invars))))
+    length = min(
+        kernel.length, kernel.in_trial, max(2, MOST_NUMBERS // sum(map(size, whole.invars)))
+    )
     short = dataclasses.replace(kernel, length=length)
     operands = [
         jax.ShapeDtypeStruct((length, *x.shape) if states <= k < end else x.shape, x.dtype)
@@ -106,7 +108,7 @@ def _random(draw: np.random.Generator, low: int, high: int, x: Any) -> Any:
     if x.dtype == bool:
         numbers = draw.uniform(size=PERIOD) < 0.5
     elif jnp.issubdtype(x.dtype, jnp.integer):
-        numbers = draw.integers(INTEGERS, size=PERIOD)
+        numbers = draw.integers(INTEGERS_BELOW, size=PERIOD)
     return np.resize(numbers.astype(x.dtype), x.shape)
 
 
@@ -161,14 +163,14 @@ def _wrong(
     """Where states differ from those of XLA by more than rounding."""
     wrong = []
     program = kernel.step.whole
-    units = UNITS * (_unit(program) + own_rounding(program))
+    units = TRIAL_UNITS * (_unit(program) + own_rounding(program))
     close = units + kernel.step.waits * float(jnp.finfo(np.float32).eps)
     for leaves in zip(states, expected, *nudged, strict=True):
         state, right, *nearby = np.stack(leaves).astype(np.float64)
         with np.errstate(all="ignore"):
             sizes = np.where(np.isfinite(right), np.abs(right), 0)
             moves = np.max(np.abs(np.subtract(nearby, right)), axis=0)
-            most = close * (1 + sizes) + UNITS * moves + kernel.residual * sizes.max(0)
+            most = close * (1 + sizes) + TRIAL_UNITS * moves + kernel.residual * sizes.max(0)
             is_finite = np.isfinite(right)
             is_sure = np.all(np.isfinite(nearby) == is_finite, axis=0)
             is_far = is_finite & ~(np.abs(state - right) <= most)

@@ -21,7 +21,7 @@ from deeppcr.lower.gpu.fused.lanes import Lanes
 from deeppcr.lower.gpu.fused.memory import Array, arrays_of, assigned, block, entered, indexed
 from deeppcr.lower.gpu.fused.nvrtc import CudaKernel
 from deeppcr.lower.gpu.fused.operations import CannotFuse, spelled
-from deeppcr.lower.gpu.fused.solve_text import TEXT
+from deeppcr.lower.gpu.fused.solve_text import SOLVE_TEXT
 from deeppcr.lower.gpu.fused.step import FusedStep, lanes_for
 
 EPS = float(np.finfo(np.float32).eps)
@@ -137,7 +137,7 @@ def kernel_of(
             lines += assigned(indexed("(J)", slots, f"[{j}]"), column)
         return lines
 
-    text = TEXT.substitute(
+    text = SOLVE_TEXT.substitute(
         width=width,
         **grid._asdict(),
         cluster=f"__cluster_dims__({grid.ranks}, 1, 1)" if grid.ranks > 1 else "",
