@@ -356,8 +356,8 @@ def _needed(stats: Stats, length: int) -> tuple[int, str]:
 
 # -- progress --------------------------------------------------------------------------------------
 
-Function = Callable[[Any, Any, Any], None]
-Progress = bool | Function | None
+ProgressFunction = Callable[[Any, Any, Any], None]
+Progress = bool | ProgressFunction | None
 """True: print a line to stderr. A function of iteration, prefix and residual. None, False: nothing.
 """
 EXPECTED = "a function of iteration, prefix and residual, True, or None"
@@ -372,7 +372,7 @@ class Reporter:
         length: L.
     """
 
-    progress: bool | Function
+    progress: bool | ProgressFunction
     length: int
 
     def __call__(self, iteration: Array, prefix: Array, residual: Array) -> None:
@@ -408,7 +408,7 @@ def report_end(progress: Progress, length: Any, run: Run) -> None:
     jax.debug.callback(tell, *numbers, *last)
 
 
-def _tell(progress: bool | Function, line: str, *numbers: int | float) -> None:
+def _tell(progress: bool | ProgressFunction, line: str, *numbers: int | float) -> None:
     """Call the user's function with the numbers, or print the line."""
     if callable(progress):
         progress(*numbers)

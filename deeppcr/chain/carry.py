@@ -40,7 +40,7 @@ from depth.dependence import dependence
 from depth.jaxprs import called, without_constants
 from depth.primitives import primitive
 
-Kind = Literal["state", "complex", "fixed", "driven", "coupled"]
+LeafKind = Literal["state", "complex", "fixed", "driven", "coupled"]
 SOLVED = ("state", "complex")
 
 
@@ -61,7 +61,7 @@ class Carry:
 
     tree: Any
     names: tuple[str, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[LeafKind, ...]
     returned: tuple[bool, ...]
     weak: tuple[bool, ...]
     initial: Leaves
@@ -195,7 +195,7 @@ def _source(program: Any, y: Any) -> Any:
     return y
 
 
-def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[Kind, ...]:
+def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[LeafKind, ...]:
     """The kinds of the leaves of a carry, from the step's program."""
     kinds = list(map(_kind, leaves))
     changing = {kind for kind, same in zip(kinds, returned, strict=True) if not same}
@@ -217,7 +217,7 @@ def _kinds(step: Step, leaves: Leaves, returned: Sequence[bool]) -> tuple[Kind, 
     return tuple(kinds)
 
 
-def _kind(leaf: Any) -> Kind:
+def _kind(leaf: Any) -> LeafKind:
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return "complex"
     return "state" if jnp.issubdtype(leaf.dtype, jnp.floating) else "driven"

@@ -23,7 +23,7 @@ from deeppcr.programs.effects import (
     why_not_differentiable,
 )
 from deeppcr.programs.retrace import in_full_precision
-from deeppcr.programs.signature import Rule
+from deeppcr.programs.signature import DerivativeRule
 from depth.counts import nbytes
 from depth.jaxprs import (
     Program,
@@ -156,7 +156,7 @@ class Step:
         return is_affine(self.jaxpr, self.states)
 
     @cached_property
-    def _users_rules(self) -> list[Rule]:
+    def _users_rules(self) -> list[DerivativeRule]:
         return users_rules(self.jaxpr)
 
     @property

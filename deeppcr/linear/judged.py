@@ -97,7 +97,7 @@ class System:
         return axis.sequentially(shard, jnp.zeros_like(y[0]), y)[1]
 
 
-class _Iterate(NamedTuple):
+class _Corrected(NamedTuple):
     """A solution, its residual, and the number of steps from the start that are right."""
 
     iterations: Array
@@ -137,7 +137,7 @@ def solve_judged(
     least = jnp.asarray(UNITS * float(limits.tiny) / float(limits.eps), limits.dtype)
     rtol = UNITS * float(limits.eps) if tolerance is None else tolerance
 
-    def judged(arrays: Any, y: Array, update: Array, iterations: Array) -> _Iterate:
+    def judged(arrays: Any, y: Array, update: Array, iterations: Array) -> _Corrected:
         received = system.received(partial(products, arrays), y)
         added = jnp.abs(received)
         if magnitudes is not None:
@@ -147,9 +147,9 @@ def solve_judged(
         error = jnp.maximum(jnp.abs(residual), jnp.abs(update)) if expected else jnp.abs(residual)
         right = error <= jnp.broadcast_to(jnp.asarray(rtol, b.dtype), b.shape) * usual
         _, (prefix,) = axis.survey([], [right & jnp.isfinite(y)])
-        return _Iterate(iterations, y, residual, prefix)
+        return _Corrected(iterations, y, residual, prefix)
 
-    def corrected(now: _Iterate) -> _Iterate:
+    def corrected(now: _Corrected) -> _Corrected:
         fenced, residual = arrays, now.residual
         if not expected:
             # The compiler would move what it does with them out of the loop, and keep it.

@@ -26,7 +26,7 @@ from deeppcr.arrays import Leaves, add, avals_of, combine, like, partition, vary
 from deeppcr.programs.calls import Call, Later, nonzero
 from depth.jaxprs import without_constants
 
-Function = Callable[[Leaves, Any], Any]  # of arrays and a pytree; it closes over no array
+MapFunction = Callable[[Leaves, Any], Any]  # of arrays and a pytree; it closes over no array
 
 
 class Part(NamedTuple):
@@ -66,9 +66,9 @@ class LinearMap:
         precision: jax's default for products, wherever these functions are traced.
     """
 
-    apply: Function
-    transpose: Function
-    product: Function | None = None
+    apply: MapFunction
+    transpose: MapFunction
+    product: MapFunction | None = None
     part: Callable[[Sequence[bool]], Part | None] = lambda _: None
     precision: Any = dataclasses.field(
         default_factory=lambda: jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ class LinearMap:
     def mapped(self, axes: Sequence[int | None], **names: Any) -> "LinearMap":
         """That of examples, on these axes of ``arrays``, and on axis 0 of all else."""
 
-        def over_examples(f: Function) -> Function:
+        def over_examples(f: MapFunction) -> MapFunction:
             return lambda arrays, x: jax.vmap(f, (list(axes), 0), **names)(arrays, x)
 
         def part(reached: Sequence[bool]) -> Part | None:
@@ -155,7 +155,7 @@ def solved(
     return jax.tree.unflatten(role.y, leaves)
 
 
-class _Primitive(Call):
+class _LinearMapPrimitive(Call):
     """See `Call`; its derivatives are those of the linear map."""
 
     def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
@@ -235,5 +235,5 @@ def _without_unused(used: list[bool], *arguments: Any) -> tuple[list[bool], Any]
     return [*(i in part.arrays for i in range(count)), *part.operands], smaller
 
 
-linear_map_p = _Primitive("linear_map")
+linear_map_p = _LinearMapPrimitive("linear_map")
 pe.dce_rules[linear_map_p] = _without_unused

@@ -125,7 +125,7 @@ class Loop(NamedTuple):
     kind: Kind
     before: Callable[[Leaves], Leaves] = list
     size: int | None = None
-    run: "Run | None" = None
+    run: "RunLoop | None" = None
 
     @classmethod
     def of(cls, equation: Any, kind: Kind) -> Self:
@@ -176,7 +176,7 @@ class Loop(NamedTuple):
         return lax.scan(step, operands.carry, operands.xs, self.length, self.reverse, self.unroll)
 
 
-Run = Callable[[Loop, Operands], tuple[Leaves, Leaves]]
+RunLoop = Callable[[Loop, Operands], tuple[Leaves, Leaves]]
 
 
 def lowered_by(

@@ -17,7 +17,7 @@ from deeppcr.arrays import (
     varying_axes,
 )
 from deeppcr.programs.dependence import defining
-from deeppcr.programs.signature import Rule, rule_of
+from deeppcr.programs.signature import DerivativeRule, rule_of
 from depth.counts import named_axes
 from depth.jaxprs import (
     bind,
@@ -45,7 +45,7 @@ THREEFRY = "key<fry>"
 MAPPED = ("all_gather", "pmax", "pmin", "ppermute", "psum")  # what `jax.vmap` maps, named or not
 
 
-def users_rules(jaxpr: Any) -> list[Rule]:
+def users_rules(jaxpr: Any) -> list[DerivativeRule]:
     """The derivative rules of users, which need not be the derivatives."""
     rules = map(rule_of, of_kind(equations(jaxpr), "derivative rule"))
     return [rule for rule in rules if rule.is_users]

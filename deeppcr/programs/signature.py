@@ -36,7 +36,7 @@ def signature(value: Any) -> tuple[Any, str]:
     return reader.of(value), reader.reason
 
 
-class Rule(NamedTuple):
+class DerivativeRule(NamedTuple):
     """What is known of the derivative rule of an equation.
 
     Attributes:
@@ -48,15 +48,15 @@ class Rule(NamedTuple):
     is_traced: bool
 
 
-def rule_of(equation: Any) -> Rule:
+def rule_of(equation: Any) -> DerivativeRule:
     """The rule of an equation of `jax.custom_jvp` or `jax.custom_vjp`."""
     rule = equation.params.get("jvp_jaxpr_fun")
     if str(getattr(getattr(rule, "debug_info", None), "func_filename", "")).startswith(JAX_FOLDERS):
-        return Rule(False, False)  # most often
+        return DerivativeRule(False, False)  # most often
     reader = _Signature()
     functions = {key: value for key, value in equation.params.items() if key != "call_jaxpr"}
     reader._parameters(equation.replace(params=functions))
-    return Rule(reader.is_users, reader.is_traced)
+    return DerivativeRule(reader.is_users, reader.is_traced)
 
 
 class Signed(ABC):
@@ -73,7 +73,7 @@ class _Signature:
 
     def __init__(self) -> None:
         self.reason = ""
-        self.is_users = self.is_traced = False  # see `Rule`
+        self.is_users = self.is_traced = False  # see `DerivativeRule`
 
     def of(self, value: Any) -> Any:
         if hasattr(value, "eqns") or hasattr(value, "jaxpr"):

@@ -94,7 +94,7 @@ class _Structures(Signed, HoldsProgram):
         return list(compress(results, self.used)), list(compress(beside, self.used))
 
 
-class _Primitive(Call):
+class _SolvePrimitive(Call):
     """See `Call`; its derivatives, and the chain of all examples, are those of the problem."""
 
     def _push(self, primals: Any, tangents: Any, **params: Any) -> Any:
@@ -157,7 +157,7 @@ class _Primitive(Call):
         return leaves, along
 
 
-solve_chain_p = _Primitive("solve_chain")
+solve_chain_p = _SolvePrimitive("solve_chain")
 
 
 def bind_problem(

@@ -24,10 +24,10 @@ from deeppcr.arrays import StateLayout
 from deeppcr.chain.step import Step
 from deeppcr.structure.programs import PROGRAMS
 from deeppcr.structure.rules import RULES
-from deeppcr.structure.walk import Array, DisjointSets, Rule, Walk, filled
+from deeppcr.structure.walk import Array, DisjointSets, LabelRule, Walk, filled
 from depth.jaxprs import location
 
-KNOWN: dict[str, Rule] = {**RULES, **PROGRAMS}  # by name or by kind of primitive
+KNOWN: dict[str, LabelRule] = {**RULES, **PROGRAMS}  # by name or by kind of primitive
 MIXED = "the examples of a batch may influence each other"
 HERE = os.path.dirname(__file__) + os.sep
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from deeppcr.arrays import avals_of, combine, floating, partition
-from deeppcr.structure.walk import Labels, Rule, Visit, Walk
+from deeppcr.structure.walk import LabelRule, Labels, Visit, Walk
 from depth.jaxprs import Program, bind, called, scan_parts, without_constants
 
 TRIPS = 8  # of a loop until no more elements depend on the state
@@ -145,7 +145,7 @@ def custom_linear_solve(visit: Visit) -> list[Labels]:
     return visit.combined(solution, walk.program(programs.solve, [*constants, *change]))
 
 
-PROGRAMS: dict[str, Rule] = {
+PROGRAMS: dict[str, LabelRule] = {
     "call": call,
     "derivative rule": derivative_rule,
     "cond": cond,

@@ -9,7 +9,7 @@ depends on the state, so does everything read or written through it.
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain, count, repeat
 
-from deeppcr.structure.walk import Axes, Labels, Rule, Visit, filled
+from deeppcr.structure.walk import AxisPairs, LabelRule, Labels, Visit, filled
 from depth.counts import other_axes
 from depth.primitives import primitive
 
@@ -28,7 +28,7 @@ def elementwise(visit: Visit) -> list[Labels]:
     return [visit.groups.combine(*visit.operands, shape=shape) for shape in visit.results]
 
 
-def apart(axes_of: Callable[[Visit], Sequence[Axes]]) -> Rule:
+def apart(axes_of: Callable[[Visit], Sequence[AxisPairs]]) -> LabelRule:
     """A rule for results that depend on all elements of the operands, but for some axes.
 
     ``axes_of``: for each operand the axes along which elements stay apart, with those of the
@@ -46,13 +46,13 @@ def apart(axes_of: Callable[[Visit], Sequence[Axes]]) -> Rule:
     return rule
 
 
-def together(axes_of: Callable[[Visit], Collection[int]]) -> Rule:
+def together(axes_of: Callable[[Visit], Collection[int]]) -> LabelRule:
     """A rule that combines the elements of all operands along some axes of the first.
 
     All others are axes of all operands and results.
     """
 
-    def batch_axes(visit: Visit) -> list[Axes]:
+    def batch_axes(visit: Visit) -> list[AxisPairs]:
         axes = other_axes(len(visit.shape(0)), axes_of(visit))
         return [list(zip(axes, axes, strict=True))] * len(visit.operands)
 
@@ -76,7 +76,7 @@ def _last(number: int) -> Callable[[Visit], Collection[int]]:
     return lambda visit: range(len(visit.shape(0)))[-number:]
 
 
-def _dot(visit: Visit) -> list[Axes]:
+def _dot(visit: Visit) -> list[AxisPairs]:
     """Combine the elements along the contracted axes of both operands, for each batch index."""
     (left_in, right_in), (left_batch, right_batch) = visit.params["dimension_numbers"]
     rows = *left_batch, *other_axes(len(visit.shape(0)), (*left_batch, *left_in))
@@ -86,7 +86,7 @@ def _dot(visit: Visit) -> list[Axes]:
     return [of_left, of_right]
 
 
-def _convolution(visit: Visit) -> list[Axes]:
+def _convolution(visit: Visit) -> list[AxisPairs]:
     """All elements of an image."""
     numbers, groups = visit.params["dimension_numbers"], visit.params["batch_group_count"]
     return [[(numbers.lhs_spec[0], numbers.out_spec[0])] if groups == 1 else [], []]
@@ -98,7 +98,7 @@ def _in_windows(
     windows: Sequence[int],
     hidden: Sequence[int],
     batch: Sequence[tuple[int, int]],
-) -> Axes:
+) -> AxisPairs:
     """The axes of an array, the first operand, that are axes of what is read or written.
 
     Args:
@@ -114,7 +114,7 @@ def _in_windows(
     return axes + [(axis, places[index]) for axis, index in batch]
 
 
-def _gather(visit: Visit) -> list[Axes]:
+def _gather(visit: Visit) -> list[AxisPairs]:
     numbers, (result,) = visit.params["dimension_numbers"], visit.results
     windows, hidden = numbers.offset_dims, numbers.collapsed_slice_dims
     batched, indices = numbers.operand_batching_dims, numbers.start_indices_batching_dims
@@ -122,7 +122,7 @@ def _gather(visit: Visit) -> list[Axes]:
     return [axes, list(enumerate(other_axes(len(result), windows)))]
 
 
-def _scatter(visit: Visit) -> list[Axes]:
+def _scatter(visit: Visit) -> list[AxisPairs]:
     numbers = visit.params["dimension_numbers"]
     windows, hidden = numbers.update_window_dims, numbers.inserted_window_dims
     batched, indices = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
@@ -131,18 +131,18 @@ def _scatter(visit: Visit) -> list[Axes]:
     return [_complete(visit, visit.shape(0)), _turned(batch), _turned(axes)]
 
 
-def _turned(axes: Axes) -> Axes:
+def _turned(axes: AxisPairs) -> AxisPairs:
     """Those of the other array, and back."""
     return [(b, a) for a, b in axes]
 
 
-def _complete(visit: Visit, window: Sequence[int]) -> Axes:
+def _complete(visit: Visit, window: Sequence[int]) -> AxisPairs:
     """The axes along which a window has all of the array."""
     shape = visit.shape(0)
     return [(axis, axis) for axis, size in enumerate(shape) if size == window[axis]]
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, LabelRule] = {
     "elementwise": elementwise,
     "move": move,
     "reduction": apart(

@@ -29,7 +29,7 @@ from depth.primitives import primitive
 
 Array = NDArray[Any]
 Labels = Array | None  # None: no element depends on the state
-Axes = Sequence[tuple[int, int]]  # of an array, and of another one, to which they are moved
+AxisPairs = Sequence[tuple[int, int]]  # of an array, and of another one, to which they are moved
 
 
 class DisjointSets:
@@ -78,7 +78,7 @@ class DisjointSets:
         # If no label of a is 0, the groups of b now are those of a, which has fewer elements.
         return a if a.all() else np.maximum(a, b)
 
-    def move_axes(self, labels: Labels, axes: Axes, ndim: int) -> Labels:
+    def move_axes(self, labels: Labels, axes: AxisPairs, ndim: int) -> Labels:
         """Labels, some axes moved to axes of an array of ``ndim``; one label along all others."""
         if labels is None or labels.size == 0:
             return None
@@ -123,12 +123,12 @@ class Walk:
 
     Attributes:
         groups: of the entries of the state, which grow during the analysis.
-        rules: by name or by kind of primitive; see `Rule`.
+        rules: by name or by kind of primitive; see `LabelRule`.
         derivatives: programs, by equation; see `deeppcr.structure.programs`.
     """
 
     groups: DisjointSets
-    rules: Mapping[str, "Rule"]
+    rules: Mapping[str, "LabelRule"]
     derivatives: dict[Any, Any] = field(default_factory=dict)
 
     def program(
@@ -242,7 +242,7 @@ class Visit:
 
 
 # The labels of the results of an equation.
-Rule = Callable[[Visit], list[Labels]]
+LabelRule = Callable[[Visit], list[Labels]]
 
 
 def _is_collective(equation: Any) -> bool:

@@ -19,9 +19,9 @@ from deeppcr.lower.steps import Loop, Operands, lowered_by, steps_p
 from depth.counts import matrices, size
 from depth.jaxprs import equations
 
-Rule = Callable[[Loop, Operands], tuple[Loop, Operands]]
-FIRST: tuple[Rule, ...] = (factors_first, inputs_first)
-LAST: tuple[Rule, ...] = (small_products, transposed_first)
+LoopRule = Callable[[Loop, Operands], tuple[Loop, Operands]]
+FIRST: tuple[LoopRule, ...] = (factors_first, inputs_first)
+LAST: tuple[LoopRule, ...] = (small_products, transposed_first)
 
 
 def gains_by_inputs(loop: Loop) -> bool:
@@ -39,7 +39,7 @@ def _is_few_rows(equation: Any) -> bool:
     return is_large and matrices(equation)[1] <= limits.ROWS_OF_INPUTS
 
 
-def run(rules: tuple[Rule, ...], loop: Loop, operands: Operands) -> Leaves | None:
+def run(rules: tuple[LoopRule, ...], loop: Loop, operands: Operands) -> Leaves | None:
     """The results of a loop, by these rules, up to the first that runs it; None if none applies."""
     plain = loop
     if loop.length <= 1 or is_left_to_xla(loop.program):
