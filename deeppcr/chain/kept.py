@@ -14,7 +14,7 @@ follows from it, as the derivative of a largest entry does.
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from itertools import compress, filterfalse
+from itertools import filterfalse
 from typing import Any, NamedTuple
 
 import jax
@@ -125,8 +125,9 @@ def _chosen(program: Program, states: int) -> list[Any]:
     by_state = moved_by(tangents, tangents.invars[:states])
     candidates = set(variables)
     # Those that compare numbers, or that contain one which does.
-    names_in = [names(tangents._replace(eqns=[each])) for each in tangents.eqns]
-    compared = list(compress(tangents.eqns, map(COMPARISONS.intersection, names_in)))
+    compared = list(
+        filter(lambda x: COMPARISONS & names(tangents._replace(eqns=[x])), tangents.eqns)
+    )
     while True:
         sources = _sources(tangents, candidates, by_state, after)
         unequal = [_unequal(tangents, each, sources, by_state) for each in compared]

@@ -201,7 +201,7 @@ def ramp(config: Config, sigmas: np.ndarray, steps: int) -> np.ndarray | None:
 
     The ends are those of ``sigmas``, if the configuration has none.
     """
-    names = [name for name in RAMPS if config.get(name)]
+    names = list(filter(config.get, RAMPS))
     if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} are True, expected at most one of them.")
     if not names:

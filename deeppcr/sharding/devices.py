@@ -92,9 +92,9 @@ class DeviceAxis(MeshChainAxis):
         `jax.lax.ppermute` takes several axes in the order of the mesh, and numbers devices so.
         """
         names = names_of(self.mesh_axis)
-        ordered = tuple(name for name in self.mesh.axis_names if name in names)
+        ordered = tuple(filter(names.__contains__, self.mesh.axis_names))
         numbers = np.arange(self.size).reshape([self.mesh.shape[name] for name in ordered])
-        numbers = numbers.transpose([ordered.index(name) for name in names]).reshape(-1)
+        numbers = numbers.transpose(list(map(ordered.index, names))).reshape(-1)
         return lax.ppermute(x, ordered, [(int(numbers[p]), int(numbers[q])) for p, q in pairs])
 
     def before(self, entry: Array, states: Array) -> Array:

@@ -159,5 +159,7 @@ RULES: dict[str, LabelRule] = {
     "gather": apart(_gather),
     "scatter": apart(_scatter),  # the primitive and the kind
     "dynamic_slice": apart(lambda visit: [_complete(visit, visit.results[0])]),
-    "dynamic_update_slice": apart(lambda visit: [_complete(visit, visit.shape(i)) for i in (0, 1)]),
+    "dynamic_update_slice": apart(
+        lambda visit: [_complete(visit, visit.shape(0)), _complete(visit, visit.shape(1))]
+    ),
 }

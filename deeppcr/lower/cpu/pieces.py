@@ -75,7 +75,7 @@ def _cut_equally(equation: Any, operands: list[Any]) -> list[Any]:
     sizes, axis = equation.params["sizes"], equation.params["axis"]
 
     def offsets() -> list[Any]:
-        return [np.int32(n) for n in accumulate(sizes[:-1], initial=0)]
+        return list(map(np.int32, accumulate(sizes[:-1], initial=0)))
 
     is_known = is_eager(operands)
     starts = offsets() if is_known else lax.cond(lax.optimization_barrier(False), offsets, offsets)
