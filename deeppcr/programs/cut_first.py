@@ -114,9 +114,7 @@ def evaluate(
 def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
     """The results of a closed program, as by `evaluate`."""
     program, environment = entered(closed, operands)
-    results, rule = program.outvars, partial(bind, replace=replace)
-    equations = cut_first(program, environment, results)
-    return interpret(program, environment, results, rule, equations=equations)
+    return evaluate(program, environment, program.outvars, replace)
 
 
 def opening(rules: bool = False, checkpoints: bool = False) -> Replacement:
