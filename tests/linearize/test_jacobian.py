@@ -118,7 +118,7 @@ KINDS = [
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_blocks_are_parts_of_the_jacobian(monkeypatch, step, linearization, mask, at_once):
-    monkeypatch.setattr("deeppcr.lower.loops.AT_ONCE", at_once)
+    monkeypatch.setattr("deeppcr.lower.loops.BYTES_AT_ONCE", at_once)
     monkeypatch.setattr("deeppcr.lower.variants.CPU", CPU._replace(cache=at_once))
     steps, vectors, right = of_pairs(step)
     (blocks,) = full(steps, vectors, linearization)
