@@ -114,7 +114,9 @@ def evaluate(
 def apply(closed: Any, operands: Sequence[Any], replace: Replacement | None = None) -> list[Any]:
     """The results of a closed program, as by `evaluate`."""
     program, environment = entered(closed, operands)
-    return evaluate(program, environment, program.outvars, replace)
+    results, rule = program.outvars, partial(bind, replace=replace)
+    equations = cut_first(program, environment, results)
+    return interpret(program, environment, results, rule, equations=equations)
 
 
 def opening(rules: bool = False, checkpoints: bool = False) -> Replacement:
