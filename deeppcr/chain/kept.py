@@ -125,9 +125,7 @@ def _chosen(program: Program, states: int) -> list[Any]:
     by_state = moved_by(tangents, tangents.invars[:states])
     candidates = set(variables)
     # Those that compare numbers, or that contain one which does.
-    compared = list(
-        filter(lambda x: COMPARISONS & names(tangents._replace(eqns=[x])), tangents.eqns)
-    )
+    compared = [x for x in tangents.eqns if COMPARISONS & names(tangents._replace(eqns=[x]))]
     while True:
         sources = _sources(tangents, candidates, by_state, after)
         unequal = [_unequal(tangents, each, sources, by_state) for each in compared]

@@ -179,15 +179,12 @@ def is_small_product(equation: Any) -> bool:
     )
     # XLA writes a loop that LLVM vectorises of a product with one vector, and calls no library.
     is_of_vector = sizes.pieces == 1 and min(sizes.rows, sizes.columns) == 1
-    if is_of_vector and _sums_rows(equation, int(sizes.rows == 1)):
-        return is_small(sizes, BY_ROWS)
+    if is_of_vector:
+        matrix = int(sizes.rows == 1)
+        terms = equation.params["dimension_numbers"][0][matrix]
+        if equation.invars[matrix].aval.ndim - 1 in terms:
+            return is_small(sizes, BY_ROWS)
     return is_small(sizes, ENTRY_BY_ENTRY if fills_no_vectors or is_of_vector else IN_LOOP)
-
-
-def _sums_rows(equation: Any, operand: int) -> bool:
-    """Whether the terms of a product are along the last axis of an operand."""
-    axes = equation.params["dimension_numbers"][0][operand]
-    return equation.invars[operand].aval.ndim - 1 in axes
 
 
 # For `evaluate`: the results of an equation of a loop body that is or contains a small product.
