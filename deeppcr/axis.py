@@ -91,7 +91,7 @@ class ChainAxis:
         return lax.reduce(
             (list(values), first_false),
             least,
-            lambda a, b: (jax.tree.map(lax.max, a[0], b[0]), jax.tree.map(lax.min, a[1], b[1])),
+            _larger_and_smaller,  # one function, whose program jax keeps
             tuple(range(len(shape))),
         )
 
@@ -172,6 +172,11 @@ def shifted(entry: Array, states: Array, axis: int, backwards: bool = False) -> 
     index = lax.broadcasted_iota(jnp.int32, states.shape, axis % states.ndim)
     first = lax.eq(index, np.int32(states.shape[axis] - 1 if backwards else 0))
     return lax.select(first, entry, rest)
+
+
+def _larger_and_smaller(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The combination of two elements in `ChainAxis.survey`."""
+    return jax.tree.map(lax.max, one[0], other[0]), jax.tree.map(lax.min, one[1], other[1])
 
 
 LOCAL = ChainAxis()
