@@ -142,11 +142,6 @@ class Loop(NamedTuple):
         """The variables of the ``x`` of a step."""
         return self.program.invars[self.states :]
 
-    @property
-    def outputs(self) -> list[Any]:
-        """The ``y`` of a step."""
-        return self.program.outvars[self.states :]
-
     def retraced(
         self,
         operands: Operands,
@@ -222,8 +217,8 @@ def loop(
     ``linear``: whether the next carry is linear in the carry, as in the loop of a derivative.
     ``in_one``: whether it stays one program, with nothing before the loop: that compiles faster.
     """
-    body = written_apart(body) if unroll > 1 and target().waits else body
-    scan = partial(lax.scan, body, length=length, reverse=reverse, unroll=unroll)
+    step = written_apart(body) if unroll > 1 and target().waits else body
+    scan = partial(lax.scan, step, length=length, reverse=reverse, unroll=unroll)
     # Of a new function each time, so that jax caches nothing for it.
     traced = jax.make_jaxpr(partial(scan), return_shape=True)(carry, xs)
     if traced[0].effects:  # of steps in order, or of devices that communicate

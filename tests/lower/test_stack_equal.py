@@ -19,10 +19,11 @@ LEAVES = [
 
 
 def test_all_come_back_in_order():
-    def body(carry, _):
-        return carry, stack_equal(list(map(jnp.asarray, LEAVES)), LEAVES)
+    def body(carry, stacked):
+        return carry, from_split(stacked, LEAVES)
 
-    found = jax.lax.scan(body, 0, length=3)[1]
-    assert len(found) == 5
-    for ours, leaf in zip(from_split(found, LEAVES, 1), LEAVES, strict=True):
+    stacked = stack_equal([jnp.stack([leaf] * 3) for leaf in LEAVES], LEAVES)
+    assert len(stacked) == 5
+    found = jax.lax.scan(body, 0, stacked)[1]
+    for ours, leaf in zip(found, LEAVES, strict=True):
         np.testing.assert_array_equal(ours, np.stack([leaf] * 3), strict=True)

@@ -23,7 +23,7 @@ MAX_EQUATIONS = 1024
 # scalars, whose loop reads 420, in half the time. Results are not stacked: a kernel of its own
 # would cut each from the one array.
 MAX_INPUTS = 32
-MAX_STACKED = 256  # entries of an input that is stacked with others: timed
+MAX_STACKED = 256  # entries of an input that is stacked with others; not timed for inputs alone
 # Entries of a matrix whose copy in every trip takes no time: timed for 2 to 16 rows.
 COPIED = 64
 

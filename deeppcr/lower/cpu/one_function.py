@@ -69,7 +69,7 @@ def _in_one_function(loop: Loop, operands: Operands) -> tuple[Leaves, Leaves]:
     types = abstract_avals(loop.inputs)
     of_one: Callable[[Leaves], Leaves] = list
     if len(types) > limits.MAX_INPUTS:
-        operands = operands._replace(xs=stack_equal(operands.xs, types, 1))
+        operands = operands._replace(xs=stack_equal(operands.xs, types))
         of_one = partial(from_split, like=types)
     leaves, tree = jax.tree.flatten(operands)
 
