@@ -132,7 +132,7 @@ class NewtonSolver:
         return _opening(chain).before(early, opened, now)
 
     def _goes_on(self, chain: TracedChain, now: Iterate) -> Array:
-        reached = self._progress(chain, now)
+        reached = self._reached(chain, now)
         within = now.iterations < self.method.max_iterations
         goes_on = within & (reached.prefix < chain.total) & ~reached.stuck
         return (now.iterations < 0) | goes_on
@@ -140,7 +140,7 @@ class NewtonSolver:
     def _trip(self, chain: TracedChain, now: Iterate) -> Iterate:
         """The next states, f applied to them, and how far they have converged."""
         window = chain.window(now.window.start, self.method.window)
-        reached = self._progress(chain, now)
+        reached = self._reached(chain, now)
         opens = now.iterations < 0
         applied = Proposal(_applied(now), now.sizes, now.history, jnp.zeros((), bool))
         newton = partial(self._newton, window, now, reached)
@@ -214,7 +214,7 @@ class NewtonSolver:
         now = now._replace(value=value, convergence=convergence)
         if not (self.method.record or self.method.progress):
             return now
-        residuals, reported, reached = now.residuals, now.reported, self._progress(window, now)
+        residuals, reported, reached = now.residuals, now.reported, self._reached(window, now)
         if self.method.record:
             residuals = residuals.at[now.iterations + 1].set(reached.worst)
         if self.method.progress:
@@ -258,7 +258,7 @@ class NewtonSolver:
         )
         return following, jnp.where(enters, jnp.inf, jnp.roll(update, -distance, axis=0))
 
-    def _progress(self, chain: TracedChain, now: Iterate) -> Reached:
+    def _reached(self, chain: TracedChain, now: Iterate) -> Reached:
         return Reached.of(now, chain.axis.total(self.method.window))
 
     def _keeps_size(self, blocks: Blocks, axis: ChainAxis) -> Array:
@@ -289,7 +289,7 @@ class NewtonSolver:
 
     def _finished(self, chain: TracedChain, in_float32: TracedChain, last: Iterate) -> Run:
         """The run, after the sequential fallback if it is needed and requested."""
-        end = self._progress(in_float32, last)
+        end = self._reached(in_float32, last)
         ok = end.prefix >= chain.total
         trajectory = in_float32.layout.unflatten(last.window.all_states(last.value))
         trajectory = cast(trajectory, chain.layout.dtypes)

@@ -39,7 +39,10 @@ solve = jax.custom_jvp(solution_of)
 @partial(solve.defjvp, symbolic_zeros=True)
 def _rule(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Run, Run]:
     (problem,), (moves,) = primals, tangents
-    primal = lambda chain: solve(dataclasses.replace(problem, chain=chain))  # noqa: E731
+
+    def primal(chain: TracedChain) -> Run:
+        return solve(dataclasses.replace(problem, chain=chain))
+
     push, directions, _ = pushes(problem.adjoints(), primal, problem.chain, moves.chain)
     run, *pushed = by_platform(push)(directions)
     return run, run.with_tangents(*pushed)

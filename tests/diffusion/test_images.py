@@ -124,7 +124,8 @@ BAD = [
     (painted(IMAGE, MASK[:2], NOISE), ValueError, r"inpaint.mask is bool\[2\], .* \[3, 6\]"),
     (
         lambda: sample(model, OF, NOISE, coarse=2, steps=10, method="sequential"),
-        *(ValueError, "coarse is 2, but method is .* has no coarse"),
+        ValueError,
+        "coarse is 2, but method is .* has no coarse",
     ),
 ]
 
